@@ -53,7 +53,8 @@ def main() -> None:
     parser.add_argument("dense", type=Path)
     parser.add_argument("--to", choices=TARGETS, default="q4_k")
     parser.add_argument("--tokens", type=int, default=TOKENS)
-    parser.add_argument("--windows", type=int, default=HELD_OUT[1])
+    held_out = range(1, HELD_OUT[1] + 1)  # More would be windows that the calibration reads.
+    parser.add_argument("--windows", type=int, choices=held_out, default=HELD_OUT[1])
     parser.add_argument("--peer", type=Path, action="append", default=[])
     parser.add_argument("--imatrix", type=Path)
     parser.add_argument("--made", type=Path, help="Folder to keep results in, and to find them.")

@@ -21,6 +21,7 @@ from headrace.factory.artifact import weights_manifest
 from headrace.factory.build import Build, BuildOptions, CellResult
 from headrace.factory.fleet import read_fleet
 from headrace.factory.profile import ProfileBody, read_profile
+from headrace.factory.quantise import text_of
 from headrace.factory.revoke import trusted
 from headrace.factory.stage import Outcome, Result
 from headrace.factory.store import TITLE, Store
@@ -141,6 +142,23 @@ def test_a_profile_of_quantised_weights_is_gated_signed_and_served(tmp_path: Pat
     again, kept = build(tmp_path, model, "w8a8", ring="dev")
     assert kept.ran == []
     assert again.cell == made.cell
+
+
+def test_the_gate_of_more_windows_leaves_them_out_of_the_text(tmp_path: Path) -> None:
+    model = talker.make(tmp_path / "tiny")
+    engine = EngineOptions(model=str(model), cache_dir=str(tmp_path / "cache"), threads=1)
+    told = []
+    for count in (8, 12):
+        options = BuildOptions(
+            quantise_to="w8a8", quantise_text="built-in", at_least=AT_LEAST, windows=count
+        )
+        steps = Build(engine, options).plan()
+        (how,) = [one.stage.parameters for one in steps if one.stage.name == "quantise"]
+        text = text_of("built-in", count)
+        assert text is not None
+        assert (how["text"], how["held_out"]) == (text.digest, count)
+        told.append(how["text"])
+    assert told[0] != told[1]
 
 
 def test_what_lost_too_much_is_not_signed(tmp_path: Path) -> None:

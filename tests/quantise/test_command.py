@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,28 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from headrace.base.errors import InvalidRequest
+from headrace.base.errors import InvalidRequest, ModelFileError
 from headrace.cli.main import application
 from headrace.factory import compare as compare_module
+from headrace.factory import to_compressed, to_gguf
 from headrace.factory.compare import Comparison, Interval, compare, thresholds
 from headrace.factory.quantise import text_of
 from headrace.loader.open import open_model
+from headrace.quantise.imatrix import Importance, write_imatrix
 from headrace.quantise.text import read_text, sample
 from tiny import talker
 from tiny.checkpoints import hf_model
 from tiny.gguf_files import save_gguf
 
 WORDS = "the quick brown fox jumps over the lazy dog and says hello to all of them\n"
+
+
+def matrix(path: Path, name: str, sums: list[float], count: int = 4) -> Path:
+    """Write an importance matrix of one tensor."""
+    one = Importance(np.array([sums], np.float32), np.array([count], np.int64))
+    with path.open("wb") as out:
+        write_imatrix(out, {name: one}, "words", 1, 4)
+    return path
 
 
 def command(*words: Any) -> Any:
@@ -197,6 +208,52 @@ def test_a_long_text_is_sampled_evenly(dense: Path, tmp_path: Path) -> None:
     assert all(one.tobytes() in known for one in part.windows)
 
 
+def test_documents_of_mixed_length_give_the_tokens_asked_for(dense: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mixed.jsonl"
+    rows = [WORDS * (20 if number % 40 == 0 else 1) for number in range(400)]
+    path.write_text("".join(json.dumps({"text": one}) + "\n" for one in rows))
+    files = open_model(str(dense))
+    found = sample(read_text(path), files, 4096)
+    assert 4096 <= found.tokens < 4096 + 512
+    assert len({len(one) for one in found.windows}) > 1
+
+
+def test_lines_end_at_a_newline_alone(tmp_path: Path) -> None:
+    """Other separators of Unicode are legal in a string of JSON; a byte order mark is no text."""
+    texts = ["a\u2028b", "c\u0085d"]
+    rows = "\r\n".join(json.dumps({"text": one}, ensure_ascii=False) for one in texts)
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + rows.encode())
+    assert read_text(path).documents == (*texts,)
+    path = tmp_path / "plain.txt"
+    path.write_bytes(b"\xef\xbb\xbfplain")
+    assert read_text(path).documents == ("plain",)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--text", "none", "--imatrix", "fresh"), "imatrix needs a text"),
+        (("--text", "matrix", "--imatrix", "fresh"), "imatrix needs a text"),
+        (("--text", "none", "--imatrix", "there"), "there exists"),
+        (("--text", "built-in", "--imatrix", "below"), "is no folder"),
+    ],
+)
+def test_a_matrix_that_cannot_be_written_is_refused_first(
+    words: tuple[str, ...], error: str, dense: Path, tmp_path: Path
+) -> None:
+    matrix(tmp_path / "matrix", "blk.0.attn_q.weight", [1.0] * 256)
+    (tmp_path / "there").write_text("mine")
+    names = {one: tmp_path / one for one in ("matrix", "fresh", "there")}
+    names["below"] = tmp_path / "there" / "file"
+    paths = [names.get(one, one) for one in words]
+    done = command(dense, "--to", "q8_0", *paths, "--out", tmp_path / "out.gguf")
+    assert done.exit_code in (2, 3), done.output
+    assert error in done.output
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["matrix", "there"]
+    assert (tmp_path / "there").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -272,6 +329,49 @@ def test_the_gate_names_each_figure_below_its_threshold() -> None:
     assert thresholds(["Q4_K", "Q8_0"]) == (0.99, 0.93)
 
 
+WIDE = {"q8_0", "int8", "w8a8", "fp8", "fp8-tensor", "fp8-block"}
+KINDS = {name: [one.format] for name, one in to_compressed.TARGETS.items()} | {
+    name: [*one.inner, *one.ends] for name, one in to_gguf.TARGETS.items()
+}
+
+
+@pytest.mark.parametrize("to", KINDS)
+def test_eight_bits_are_held_to_more(to: str) -> None:
+    assert thresholds(KINDS[to]) == ((0.999, 0.99) if to in WIDE else (0.99, 0.93))
+
+
+def test_a_figure_that_is_not_a_number_fails() -> None:
+    one, wrong = Interval(1.0, 0.9, 1.1), Interval(math.nan, math.nan, math.nan)
+    found = Comparison(9, 2, "int8", math.nan, 10.0, wrong, wrong, math.nan, wrong, 0.1)
+    assert [why.split(",")[0] for why in found.fails(0.0, 0.0)] == [
+        "the share of the original's perplexity is not a number",
+        "the share of the same top token is not a number",
+    ]
+    assert Comparison(9, 2, "int8", 1.0, 1.0, one, one, 0.0, one, 0.1).fails(1.0, 1.0) == []
+
+
+@pytest.mark.parametrize(("factor", "why"), [(math.nan, "not a number"), (1e4, "of the original")])
+def test_a_model_that_makes_no_numbers_is_not_published(
+    factor: float, why: str, dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probabilities that are not numbers, or whose perplexity is beyond all of them."""
+    real, scorers = compare_module.Scorer.log_probabilities, []
+
+    def broken(scorer: Any, hidden: Any) -> Any:
+        scorers.append(scorer)
+        return real(scorer, hidden) * (1 if scorer is scorers[0] else factor)
+
+    monkeypatch.setattr(compare_module.Scorer, "log_probabilities", broken)
+    out = tmp_path / "out.gguf"
+    given = ("--to", "q8_0", "--text", "none", "--out", out)
+    done = command(dense, *given, "--windows", 2)
+    assert done.exit_code == 1, done.output
+    assert why in done.output
+    assert not out.exists()
+    text = (tmp_path / "out.gguf.report.json").read_text()
+    assert not {"NaN", "Infinity"} & {*text.replace(",", " ").split()}
+
+
 def test_the_built_in_text_leaves_the_gate_its_windows() -> None:
     from headrace.bench.accuracy import stdlib_corpus, windows
 
@@ -280,6 +380,11 @@ def test_the_built_in_text_leaves_the_gate_its_windows() -> None:
     assert text.licence == "PSF-2.0"
     for piece in windows(stdlib_corpus()[0], 1500, 8):
         assert piece not in text.documents[0]
+    longer = text_of("built-in", 12)
+    assert longer is not None
+    assert longer.digest != text.digest
+    for piece in windows(stdlib_corpus()[0], 1500, 12):
+        assert piece not in longer.documents[0]
     assert text_of("none") is None
 
 
@@ -313,3 +418,36 @@ def test_an_importance_matrix_is_written_and_read(dense: Path, text: Path, tmp_p
     done = command(dense, *given, "--out", tmp_path / "x.gguf", "--text", tmp_path / "bad.gguf")
     assert done.exit_code == 3
     assert "must be imatrix" in done.output
+
+
+def test_a_matrix_of_another_model_is_refused(dense: Path, model: Path, tmp_path: Path) -> None:
+    other = matrix(tmp_path / "other.gguf", "blk.77.attn_q.weight", [1.0] * 256)
+    for one, to in ((dense, "q8_0"), (model, "w8a8")):
+        done = command(one, "--to", to, "--text", other, "--out", tmp_path / "out")
+        assert done.exit_code == 2, done.output
+        assert "blk.77.attn_q.weight" in done.output
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_matrix_of_safetensors_is_read_again(model: Path, text: Path, tmp_path: Path) -> None:
+    made, reports = tmp_path / "words.gguf", []
+    given = ("--to", "w4a16-g32", "--least-share", 0, "--windows", 1)
+    for name, words in {"a": (text, "--imatrix", made), "b": (made,)}.items():
+        done = command(model, *given, "--out", tmp_path / name, "--text", *words)
+        assert done.exit_code == 0, done.output
+        reports.append(json.loads((tmp_path / f"{name}.report.json").read_text()))
+    rows = [{one["tensor"]: one["rows"] for one in each["tensors"]} for each in reports]
+    assert rows[0] == rows[1]
+    assert min(rows[1].values()) > 0
+    assert not [one for one in tmp_path.iterdir() if one.name.endswith(".part")]
+
+
+@pytest.mark.parametrize(
+    ("sums", "count"), [([3e38] * 256, 4), ([1.0] * 256, 2**60)], ids=["sums", "counts"]
+)
+def test_sums_and_counts_without_bounds_are_refused(
+    sums: list[float], count: int, tmp_path: Path
+) -> None:
+    path = matrix(tmp_path / "wide.gguf", "blk.0.attn_q.weight", sums, count)
+    with pytest.raises(ModelFileError, match=r"wide\.gguf: blk\.0\.attn_q"):
+        read_text(path)

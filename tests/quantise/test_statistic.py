@@ -245,6 +245,35 @@ def test_killed_after_each_segment_the_bytes_are_the_same(
         assert path.read_bytes() == (tmp_path / "work" / path.name).read_bytes()
 
 
+def test_what_goes_on_keeps_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun with little memory, gone on with much: chunks and shared statistics stay. Begun with
+    much, gone on with little, or with other threads: refused by name."""
+    _, files = opened("Mixtral", tmp_path / "model")
+    text, cut = windows(24, 24), segments(describe(files.arch))
+    own = memory_plan(cut, 48, 24, 1 << 40)
+    little = own.total - own.chunk * 24 // own.tokens - 1
+    run(files, tmp_path / "whole", text, memory=little)
+    real = module._commit
+
+    def killed(*given: Any) -> None:
+        real(*given)
+        raise SystemError("killed")
+
+    for name, memory in (("little", little), ("much", 1 << 40)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_commit", killed)
+            with pytest.raises(SystemError):
+                run(files, tmp_path / name, text, memory=memory)
+    run(files, tmp_path / "little", text, memory=1 << 40)
+    for path in sorted((tmp_path / "whole").glob("tensor*")):
+        assert path.read_bytes() == (tmp_path / "little" / path.name).read_bytes()
+    with pytest.raises(DoesNotFit, match=r"was begun with more.*bytes"):
+        run(files, tmp_path / "much", text, memory=little)
+    monkeypatch.setattr(module, "blas_threads", lambda: 77)
+    with pytest.raises(DoesNotFit, match="77 threads"):
+        run(files, tmp_path / "much", text, memory=1 << 40)
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

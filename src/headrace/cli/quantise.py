@@ -121,13 +121,17 @@ def _say(console: Console, out: Path, report: dict[str, Any]) -> None:
     if found := report.get("comparison"):
         share, kl, same = found["share"], found["kl"], found["same_top"]
         console.print(
-            f"perplexity {found['perplexity']} (was {found['original']}): "
-            f"{share['mean']:.2%} kept; KL {kl['mean']:.4f}, 99.9th percentile "
-            f"{found['kl_999']:.3f}; same top token {same['mean']:.1%}; "
-            f"flips {found['flips']:.1%}; KV {found['kv_dtype']}"
+            f"perplexity {_shown(found['perplexity'])} (was {_shown(found['original'])}): "
+            f"{_shown(share['mean'], '.2%')} kept; KL {_shown(kl['mean'], '.4f')}, 99.9th "
+            f"percentile {_shown(found['kl_999'], '.3f')}; same top token "
+            f"{_shown(same['mean'], '.1%')}; flips {found['flips']:.1%}; KV {found['kv_dtype']}"
         )
     for why in report["gate"]["why"]:
         console.print(why, style="bold red" if report["gate"]["passed"] is False else "yellow")
+
+
+def _shown(value: float | None, form: str = "") -> str:
+    return "not a number" if value is None else format(value, form)
 
 
 command = quantise

@@ -13,7 +13,7 @@ from ..base.config import EngineOptions, option, verify_options
 from ..base.errors import InvalidRequest
 from ..base.version import VERSION
 from ..bench.accuracy import stdlib_corpus
-from ..bench.reference import load_reference
+from ..bench.reference import Reference, load_reference
 from ..loader import Progress
 from ..quantise.text import TOKENS, Text
 from .advisories import HELD, read_advisories
@@ -147,7 +147,7 @@ class Build:
         path, cache = Path(options.key) if options.key else None, engine.cache_dir
         key = shared.once((path, cache), lambda: signer(path, cache))
         known = read_advisories(Path(options.advisories)) if options.advisories else None
-        calibration = text_of(options.quantise_text)
+        calibration = text_of(options.quantise_text, _gate_windows(options, reference or None))
         place = Place(
             source, engine, key, reference or None, text, progress, known, options.quantise_text
         )
@@ -210,11 +210,10 @@ def _stages(
     source, reference = place.source, place.reference
     files, options = source.parameters(), bound_options(place.engine)
     model = {"model": source.name, "licence": source.licence}
-    told = None if reference is None else reference.perplexity
     accepted = _names(wanted.accept_licences)
     accuracy: dict[str, Any] = {
         "options": options,
-        "windows": wanted.windows if told is None else told.windows,
+        "windows": _gate_windows(wanted, reference),
         "least_share": wanted.least_share,
         "reference": wanted.reference and digest_of(Path(wanted.reference).read_bytes()),
         "corpus": (corpus := _corpus_digest()),
@@ -244,6 +243,7 @@ def _stages(
             "to": wanted.quantise_to,
             "text": calibration and calibration.digest,
             "tokens": TOKENS,
+            "held_out": accuracy["windows"],
         }
         found.append(Stage("quantise", "quantise", ("fetch", "verify", "format"), how))
         weights = ("fetch", "quantise")
@@ -276,6 +276,12 @@ def _stages(
     all_of = tuple(one.name for one in found if one.name not in without)
     found.append(Stage("provenance", "provenance", all_of, {**key, "headrace": VERSION}))
     return [one for one in found if one.name not in without]
+
+
+def _gate_windows(wanted: BuildOptions, reference: Reference | None) -> int:
+    """Return the number of windows of the accuracy gate: as of the reference, if it has them."""
+    told = None if reference is None else reference.perplexity
+    return wanted.windows if told is None else told.windows
 
 
 @functools.lru_cache(maxsize=1)

@@ -28,6 +28,8 @@ from ..worker.part import Part
 Floats = npt.NDArray[np.float32]
 ROWS = 64
 """Tokens whose distributions are compared at once."""
+EIGHT_BITS = frozenset({"Q8_0", "int-quantized", "float-quantized"})
+"""Types of GGUF and formats of compressed-tensors that store a weight in eight bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +68,22 @@ class Comparison:
         return found
 
     def fails(self, least_share: float, least_same: float) -> list[str]:
-        """List the figures below their thresholds, a line each."""
-        found = []
-        if self.share.mean < least_share:
-            found.append(
-                f"{self.share.mean:.2%} of the original's perplexity, {least_share:.1%} is asked"
-            )
-        if self.same_top.mean < least_same:
-            found.append(
-                f"the same top token in {self.same_top.mean:.1%}, {least_same:.0%} is asked"
-            )
+        """List the figures below their thresholds, or that are not numbers, a line each."""
+        share, same, found = self.share.mean, self.same_top.mean, []
+        if math.isnan(share):
+            found.append("the share of the original's perplexity is not a number")
+        elif share < least_share:
+            found.append(f"{share:.2%} of the original's perplexity, {least_share:.1%} is asked")
+        if math.isnan(same):
+            found.append("the share of the same top token is not a number")
+        elif same < least_same:
+            found.append(f"the same top token in {same:.1%}, {least_same:.0%} is asked")
         return found
 
 
 def thresholds(kinds: Sequence[str]) -> tuple[float, float]:
     """Return (share of perplexity, share of top tokens) that a format is held to by default."""
-    wide = all("8" in kind for kind in kinds)
-    return (0.999, 0.99) if wide else (0.99, 0.93)
+    return (0.999, 0.99) if EIGHT_BITS.issuperset(kinds) else (0.99, 0.93)
 
 
 class Scorer:
@@ -138,9 +139,9 @@ def compare(
         tokens=int(counts.sum()),
         windows=len(each),
         kv_dtype=scorers[1].kv_dtype,
-        perplexity=math.exp(every["after"].mean()),
-        original=math.exp(every["before"].mean()),
-        share=Interval(*map(math.exp, ratio)),
+        perplexity=_exp(every["after"].mean()),
+        original=_exp(every["before"].mean()),
+        share=Interval(*map(_exp, ratio)),
         kl=Interval(*_interval(means["kl"], counts)),
         kl_999=float(np.quantile(every["kl"], 0.999)),
         same_top=Interval(*_interval(means["same"], counts)),
@@ -186,6 +187,12 @@ def _interval(values: npt.NDArray[Any], counts: npt.NDArray[Any]) -> tuple[float
     )
     half = t_95(len(values) - 1) * spread
     return mean, mean - half, mean + half
+
+
+def _exp(value: float) -> float:
+    """Return e to this power; beyond all numbers infinity."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(np.float64(value)))
 
 
 def _rounded(value: Any) -> Any:

@@ -24,7 +24,7 @@ from ..loader.gguf import GgufFile
 from ..loader.open import open_local
 from ..loader.progress import Progress
 from ..loader.shards import INDEX
-from ..quantise.imatrix import Importance, statistics_of
+from ..quantise.imatrix import Importance, fits, statistics_of
 from ..quantise.target import Quantisable, Stats
 from ..quantise.text import Text, TextSample, read_text, sample
 from ..quantise.work import WorkFolder
@@ -75,15 +75,19 @@ class Quantised:
         return said
 
 
-def text_of(named: str | None) -> Text | None:
-    """Return the text that an option names: a file, `built-in` or `none`. Raises
-    `InvalidRequest`."""
+def text_of(named: str | None, held_out: int = HELD_OUT[1]) -> Text | None:
+    """Return the text that an option names: a file, `built-in` or `none`.
+
+    `held_out`: windows at the beginning of the built-in text to leave to the gate, `HELD_OUT` at
+    least. Raises `InvalidRequest`.
+    """
     if named in (None, NO_TEXT):
         return None
     if named != BUILT_IN:
         return read_text(Path(str(named)))
     whole, name = stdlib_corpus()
-    rest = whole[sum(map(len, windows(whole, *HELD_OUT))) :]
+    characters, least = HELD_OUT
+    rest = whole[sum(map(len, windows(whole, characters, max(least, held_out)))) :]
     return Text(name, "PSF-2.0", (rest,), digest_of(rest.encode()).removeprefix("sha256:"))
 
 
@@ -193,6 +197,12 @@ def _rounded(
     if chosen is None:
         return without_text(targets, folder)
     if isinstance(chosen, Mapping):
+        if not any(fits(chosen.get(one.file_name), one.names, one.width) for one in targets):
+            raise InvalidRequest(
+                f"the importance matrix is of another model: it has {min(chosen):.100} and the "
+                f"like, which fit none of this model's matrices, such as {targets[0].file_name}",
+                param="text",
+            )
 
         def known(one: Quantisable) -> Stats:
             return statistics_of(chosen.get(one.file_name), one.names, one.width)
@@ -226,7 +236,7 @@ def quantise(work: Work) -> Result:
     place: Place = work.place
     parameters, files = work.stage.parameters, need(work, "fetch").outputs
     to, store = parameters["to"], work.store
-    text = text_of(place.text)
+    text = text_of(place.text, parameters["held_out"])
     if (text and text.digest) != parameters["text"]:
         raise InvalidRequest(f"{place.text} has changed since the plan", param="quantise_text")
     chosen: Calibration = None
@@ -271,11 +281,14 @@ def quantise(work: Work) -> Result:
 def _named(path: str, to: str) -> str:
     """Return the file's name with its new type in place of `-f16` and the like."""
     pure = PurePosixPath(path)
-    stem = pure.stem
-    for was in ("f32", "f16", "bf16"):
-        for spelled in (was, was.upper()):
-            stem = stem.removesuffix(f"-{spelled}").removesuffix(f".{spelled}")
-    return str(pure.with_name(f"{stem}-{to}.gguf"))
+    return str(pure.with_name(f"{typeless(pure.stem)}-{to}.gguf"))
+
+
+def typeless(stem: str) -> str:
+    """Return a file's stem without a dense type at its end."""
+    for was in ("f32", "f16", "bf16", "F32", "F16", "BF16"):
+        stem = stem.removesuffix(f"-{was}").removesuffix(f".{was}")
+    return stem
 
 
 @contextmanager

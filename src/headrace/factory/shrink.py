@@ -48,6 +48,7 @@ from .quantise import (
     quantise_files,
     recipe_of,
     text_of,
+    typeless,
 )
 from .source import find_source, model_path
 
@@ -97,10 +98,17 @@ class Shrinking:
         self.out = wish.out or Path(_name_of(self._source.name, wish.to, single=ending == ".gguf"))
         if self.out.exists():
             raise InvalidRequest(f"{self.out} exists; choose another with --out", param="out")
-        self.text: Text | None = text_of(wish.text)
+        if wish.imatrix is not None:
+            _free(wish.imatrix)
+        self.text: Text | None = text_of(wish.text, wish.windows)
         self.sample: TextSample | None = None
         if self.text is not None and self.text.importance is None:
             self.sample = sample(self.text, self.files, wish.tokens)
+        elif wish.imatrix is not None:
+            raise InvalidRequest(
+                f"imatrix needs a text that goes through the model, and --text is {wish.text}",
+                param="imatrix",
+            )
 
     def predict(self, hardware: Hardware) -> dict[str, Any]:
         """Return size, and predicted decode and prefill, of the result next to the model's."""
@@ -156,9 +164,9 @@ class Shrinking:
             staged = work / "made"
             shutil.rmtree(staged, ignore_errors=True)
             made = self._made(folder, staged)
-            self._keep_importance(made, folder)
             report = self._report(about, made, staged)
             if report["gate"]["passed"] is not False:
+                self._keep_importance(made, folder)
                 self._publish(staged, report)
         finally:
             folder.close()
@@ -193,11 +201,14 @@ class Shrinking:
         if self.wish.imatrix is None or self.text is None or self.sample is None:
             return
         said = self.sample.said()
+        part = self.wish.imatrix.with_name(f"{self.wish.imatrix.name}.part")
         try:
-            with self.wish.imatrix.open("wb") as out:
+            with part.open("wb") as out:
                 found = importances(made, folder)
                 write_imatrix(out, found, self.text.name, said["windows"], said["longest"])
+            os.replace(part, self.wish.imatrix)
         except OSError as error:
+            part.unlink(missing_ok=True)
             raise InvalidRequest(
                 f"{self.wish.imatrix} cannot be written: {error.strerror}", param="imatrix"
             ) from None
@@ -243,6 +254,14 @@ class Shrinking:
         single = len(only) == 1 and only[0].suffix == ".gguf"
         os.replace(only[0] if single else staged, self.out)
         write_report(self.out, report)
+
+
+def _free(imatrix: Path) -> None:
+    """Raise `InvalidRequest` unless a new file may be written here."""
+    if imatrix.exists():
+        raise InvalidRequest(f"{imatrix} exists; choose another with --imatrix", param="imatrix")
+    if not imatrix.parent.is_dir():
+        raise InvalidRequest(f"{imatrix.parent} is no folder for the imatrix", param="imatrix")
 
 
 def _copied(path: Path, out: BinaryIO) -> None:
@@ -299,7 +318,5 @@ def _errors_chart(tensors: list[dict[str, Any]]) -> Chart:
 
 
 def _name_of(model: str, to: str, *, single: bool) -> str:
-    stem = Path(model).name.removesuffix(".gguf")
-    for was in ("f32", "f16", "bf16", "F32", "F16", "BF16"):
-        stem = stem.removesuffix(f"-{was}").removesuffix(f".{was}")
+    stem = typeless(Path(model).name.removesuffix(".gguf"))
     return f"{stem}-{to}.gguf" if single else f"{stem}-{to}"

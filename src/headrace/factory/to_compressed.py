@@ -202,9 +202,11 @@ def _common(linear: Iterable[StoredTensor], wished: int) -> int:
 
 
 def _canonical(name: str, one: StoredTensor, arch: ModelArch | None) -> tuple[str, ...]:
-    """Return the canonical names of the matrices that a tensor becomes."""
-    canonical = None if arch is None else from_hf_name(name, arch)
-    if canonical is None or arch is None:
+    """Return the canonical names of the matrices that a tensor becomes; its own without a model."""
+    if arch is None:
+        return (name,)  # An importance matrix has the file's names.
+    canonical = from_hf_name(name, arch)
+    if canonical is None:
         return ()
     parts = latent_parts(canonical, one.shape, arch) or row_parts(canonical, one.shape, arch)
     return tuple(parts) or (canonical,)

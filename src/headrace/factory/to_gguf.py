@@ -81,7 +81,7 @@ class GgufTensor:
         return math.prod(self.info.shape) // self.kind.block * self.kind.nbytes
 
     def encode(self, stats: Stats) -> Encoded:
-        """Round it; see `quantise.calibrate.Quantisable`."""
+        """Round it; see `quantise.target.Quantisable`."""
         data, kind = self.file.view(self.info.name), self.kind.name
         matrices = data.reshape(-1, *data.shape[-2:])
         rounding, found = Rounding(), []

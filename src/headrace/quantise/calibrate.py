@@ -6,8 +6,10 @@ memory holds one segment's weights and Gram matrices, never the model's. The pla
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -58,12 +60,28 @@ class CalibrationPlan:
 
 
 def memory_plan(
-    cut: Sequence[GraphSegment], tokens: int, longest: int, limit: int
+    cut: Sequence[GraphSegment],
+    tokens: int,
+    longest: int,
+    limit: int,
+    begun: Mapping[str, int] | None = None,
 ) -> CalibrationPlan:
     """Plan a calibration of `tokens` tokens within `limit` bytes. Raises `DoesNotFit`.
 
-    A chunk has at least one window, of `longest` tokens.
+    A chunk has at least one window, of `longest` tokens. `begun`: `chunk` and `shared` of the run
+    that goes on.
     """
+    if begun:
+        shared, chunk = bool(begun["shared"]), begun["chunk"]
+        found = [_planned(one, tokens, chunk, 0, shared=shared) for one in cut]
+        worst = max(found, key=lambda plan: plan.total)
+        if worst.total > limit:
+            raise DoesNotFit(
+                f"the run was begun with more memory: it needs {worst.total:,} bytes, {limit:,} "
+                "are free; free some, or delete its folder",
+                param="work",
+            )
+        return worst
     for shared in (False, True):
         found = [_planned(one, tokens, longest, limit, shared=shared) for one in cut]
         worst = max(found, key=lambda plan: plan.total)
@@ -113,8 +131,9 @@ def calibrate(
     """Run the text through the model and round every target; return what was said of each.
 
     The bytes of target i are the file `tensor<i>` of the folder. `memory`: bytes, at most; None:
-    those that are free. Raises `DoesNotFit`, `InvalidRequest` for an empty text or numbers that are
-    not finite, `ModelFileError`.
+    those that are free. A run that goes on keeps its chunks, and whether experts share. Raises
+    `DoesNotFit`, also for another number of threads than it was begun with; `InvalidRequest` for an
+    empty text or numbers that are not finite; `ModelFileError`.
     """
     progress = progress or Silent()
     total, longest = sum(map(len, windows)), max(map(len, windows), default=0)
@@ -123,7 +142,15 @@ def calibrate(
             f"the text has {total} tokens; calibration needs at least 2", param="text"
         )
     cut = segments(describe(files.arch))
-    plan = memory_plan(cut, total, longest, memory or cpu().available)
+    threads = blas_threads()
+    if folder.plan.get("threads", threads) != threads:
+        raise DoesNotFit(
+            f"the run was begun with {folder.plan['threads']} threads, now numpy's library has "
+            f"{threads} threads: give it as many (OPENBLAS_NUM_THREADS), or delete the folder",
+            param="work",
+        )
+    plan = memory_plan(cut, total, longest, memory or cpu().available, folder.plan)
+    folder.plan = {"chunk": plan.tokens, "shared": plan.shared, "threads": threads}
     values = _resumed(folder, cut, total)
     waiting = {
         number: one for number, one in enumerate(targets) if not folder.has(f"tensor{number}")
@@ -162,6 +189,15 @@ def without_text(
         folder.commit(folder.done, said, ())
     order = {one.file_name: number for number, one in enumerate(targets)}
     return sorted(folder.record, key=lambda one: order[one["tensor"]])
+
+
+def blas_threads() -> int:
+    """Return the number of threads of numpy's library; the usable cores if it does not say."""
+    library = ctypes.CDLL(import_module("numpy.linalg._umath_linalg").__file__)
+    for name in ("scipy_openblas_get_num_threads64_", "openblas_get_num_threads"):
+        if asked := getattr(library, name, None):
+            return int(asked())
+    return cpu().cores
 
 
 class _Passing:

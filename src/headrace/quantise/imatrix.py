@@ -22,6 +22,10 @@ from .solve import Floats
 from .statistic import Statistic
 
 SUMS, COUNTS = ".in_sum2", ".counts"
+LARGEST_SUM = 1e30
+"""Σ x² of all columns of a matrix, at most: products with it stay within fp32."""
+MOST_ROWS = 2**53
+"""Rows of a matrix, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,8 @@ def is_imatrix(path: Path) -> bool:
 
 
 def read_imatrix(path: Path) -> dict[str, Importance]:
-    """Read a file by tensor. Raises `ModelFileError` for another kind of file, and for sums that
-    are negative or not finite."""
+    """Read a file by tensor. Raises `ModelFileError` for another kind of file, and for sums and
+    counts that are negative, not finite or out of bounds."""
     file = GgufFile(path)
     if file.metadata.get("general.type") != "imatrix":
         raise ModelFileError(f"{path.name}: general.type must be imatrix", param="text")
@@ -99,10 +103,23 @@ def read_imatrix(path: Path) -> dict[str, Importance]:
                 f"of {math.prod(info.shape) // width} matrices",
                 param="text",
             )
+        if (sums.sum(1, dtype=np.float64) > LARGEST_SUM).any() or (rows > MOST_ROWS).any():
+            raise ModelFileError(
+                f"{path.name}: {tensor:.100} must have sums of at most {LARGEST_SUM:.0e} in all "
+                f"for a matrix, and counts of at most {MOST_ROWS}",
+                param="text",
+            )
         found[tensor] = Importance(sums, rows.astype(np.int64))
     if not found:
         raise ModelFileError(f"{path.name}: no importance of any tensor", param="text")
     return found
+
+
+def fits(one: Importance | None, names: Sequence[str], width: int) -> bool:
+    """Return whether an importance is of a tensor with these matrices and knows a row."""
+    if one is None or not names or not one.counts.any():
+        return False
+    return one.sums.shape[1] == width and len(names) % len(one.sums) == 0
 
 
 def statistics_of(
@@ -110,7 +127,7 @@ def statistics_of(
 ) -> list[Statistic | None]:
     """Return statistics of a tensor's matrices `names`, with a diagonal for G; None where no row
     is known, or if the importance is of other matrices."""
-    if one is None or one.sums.shape[1] != width or len(names) % len(one.sums):
+    if one is None or not fits(one, names, width):
         return [None] * len(names)
     each = len(names) // len(one.sums)
     made: list[Statistic | None] = []

@@ -85,7 +85,7 @@ def read_text(path: Path) -> Text:
         )
     digest = hashlib.sha256(data).hexdigest()
     try:
-        whole = data.decode()
+        whole = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"{path} is not UTF-8 at byte {error.start}; a text or JSONL file is needed",
@@ -95,7 +95,7 @@ def read_text(path: Path) -> Text:
         raise InvalidRequest(f"{path} holds NUL bytes; a text file is needed", param="text")
     found: tuple[Any, ...] = (whole,)
     if path.suffix == ".jsonl":
-        lines = enumerate(whole.splitlines(), 1)
+        lines = enumerate(whole.split("\n"), 1)
         found = tuple(_document(line, path, at) for at, line in lines if line.strip())
     return Text(path.name, "the user's", found, digest)
 
@@ -118,7 +118,8 @@ def _document(line: str, path: Path, at: int) -> str | tuple[Mapping[str, Any], 
 
 def sample(text: Text, files: ModelFiles, tokens: int = TOKENS) -> TextSample:
     """Cut the documents into windows and choose some, evenly over the text, of about `tokens`
-    tokens in all. Raises `InvalidRequest` for a text without two tokens, and what encoding raises.
+    tokens in all: at least that number if the text has it, and less than a window more. Raises
+    `InvalidRequest` for a text without two tokens, and what encoding raises.
     """
     length = min(WINDOW, files.arch.max_context)
     tokenizer = load_tokenizer(files.tokenizer, files.arch.vocab_size)
@@ -132,15 +133,22 @@ def sample(text: Text, files: ModelFiles, tokens: int = TOKENS) -> TextSample:
         step = max(1, length - len(start))
         cut += [[*start, *ids[at : at + step]] for at in range(0, len(ids), step)]
     long = [one for one in cut if len(one) >= LEAST] or cut[:1]
-    wanted = max(1, round(tokens / max(1, max(map(len, long), default=1))))
-    if len(long) > wanted:
-        long = [long[number * len(long) // wanted] for number in range(wanted)]
-    windows = tuple(np.array(one, np.int64) for one in long)
+    windows = tuple(np.array(one, np.int64) for one in _evenly(long, tokens))
     if sum(map(len, windows)) < 2:
         raise InvalidRequest(
             f"{text.name} has {available} tokens; calibration needs at least 2", param="text"
         )
     return TextSample(windows, len(text.documents), available)
+
+
+def _evenly(cut: Sequence[Sequence[int]], tokens: int) -> Iterator[Sequence[int]]:
+    """Yield each window at whose end the chosen tokens would fall short of their share."""
+    total, end, chosen = sum(map(len, cut)), 0, 0
+    for one in cut:
+        end += len(one)
+        if chosen * total < tokens * end:
+            chosen += len(one)
+            yield one
 
 
 def _rendered(documents: Sequence[Any], files: ModelFiles) -> Iterator[tuple[str, bool]]:

@@ -39,6 +39,8 @@ class WorkFolder:
         """Segments that are finished."""
         self.record: list[dict[str, Any]] = []
         """Reports on their tensors."""
+        self.plan: dict[str, int] = {}
+        """Sizes that the bytes depend on, which a run that goes on reuses; empty: not planned."""
         self._files: dict[str, str] = {}
         with self._writing():
             path.mkdir(parents=True, exist_ok=True)
@@ -87,6 +89,7 @@ class WorkFolder:
         self.done, self.record = done, [*self.record, *map(dict, record)]
         state = {
             "about": self._about, "done": done, "record": self.record, "files": self._files,
+            "plan": self.plan,
         }  # fmt: skip
         with self._writing():
             fresh = self.path / f"{STATE}.part"
@@ -114,6 +117,7 @@ class WorkFolder:
             state = any_json(text)
             about, files = dict(state["about"]), dict(state["files"])
             self.done, self.record = int(state["done"]), list(state["record"])
+            self.plan = {name: int(one) for name, one in dict(state["plan"]).items()}
         except (ValueError, KeyError, TypeError):
             raise Untrusted(f"{self.path / STATE} is damaged; delete the folder") from None
         for what, digest in self._about.items():
