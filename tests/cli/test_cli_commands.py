@@ -78,6 +78,13 @@ def test_models_fit_into_eighty_columns(run: Any) -> None:
     assert len([line for line in lines if line.startswith("  ")]) == 0, "no row is folded"
 
 
+def test_names_of_models_are_not_markup(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "hub" / "[--x]").mkdir(parents=True)
+    done = run("models")
+    assert done.returncode == 0, done.stderr
+    assert "[/x]" in done.stdout
+
+
 def test_serve_of_no_model_is_one_line(run: Any) -> None:
     done = run("serve", "nope-model", "--port", "0")
     assert "nope-model" in one_line(done.stderr)

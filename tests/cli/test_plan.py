@@ -141,6 +141,7 @@ def test_given_devices_keep_the_limits_up_to_a_rate() -> None:
         (["--devices", "8xH100", "--rate", "3"], "rate"),
         (["--devices", "8xX900"], "X900"),
         (["--devices", "eight"], "8xH100"),
+        (["--devices", "8xH100", "--hardware", "H200"], "--hardware"),
         (["--ttft", "1000"], "unit"),
     ],
 )
@@ -173,10 +174,12 @@ def test_a_device_that_is_dear_has_its_row_if_it_was_named() -> None:
 LAYOUTS = ("1", "TP4", "TP2.PP2", "DP8.EP8", "TP2.DP2.EP4", "TP4.EP4")
 
 
-def planned(layout: str, *, pools: bool = False) -> tuple[PlanQuestion, Candidate]:
+def planned(
+    layout: str, *, pools: bool = False, format: str = "fp8", kind: str = "gpu"
+) -> tuple[PlanQuestion, Candidate]:
     model = "qwen3-235b-a22b"
-    described, hardware = describe_model(model), DEVICES["H200"]
-    case = make_case(described.arch, "fp8", hardware, Layout.parse(layout))
+    described, hardware = describe_model(model), replace(DEVICES["H200"], kind=kind)
+    case = make_case(described.arch, format, hardware, Layout.parse(layout))
     state = State(64, 2048, 1.0, 0.1, 0.02, 0.03)
     roles = ("prefill", "decode") if pools else ("all",)
     found = tuple(Pool(role, case, state, 2) for role in roles)  # type: ignore[arg-type]
@@ -249,6 +252,37 @@ def test_settings_have_the_other_engines_meaning(tmp_path: Path) -> None:
     assert "exit 1" in (tmp_path / "tensorrt-llm.sh").read_text()
 
 
+@pytest.mark.parametrize(
+    ("format", "kind", "able"),
+    [
+        ("bfloat16", "gpu", {"headrace", "vllm", "sglang", "dynamo", "tensorrt-llm"}),
+        ("fp8", "gpu", {"headrace", "vllm", "sglang", "dynamo", "tensorrt-llm"}),
+        ("nvfp4", "gpu", {"tensorrt-llm"}),
+        ("int8", "gpu", {"tensorrt-llm"}),
+        ("int4", "cpu", {"headrace", "tensorrt-llm"}),
+        ("bfloat16,experts=mxfp4", "gpu", {"tensorrt-llm"}),
+    ],
+)
+def test_a_format_that_an_engine_does_not_make_is_no_option(
+    tmp_path: Path, format: str, kind: str, able: set[str]
+) -> None:
+    """TensorRT-LLM has no option of formats: its file says what the model must have."""
+    write_launch(tmp_path, *planned("1", format=format, kind=kind))
+    for name in ENGINES:
+        script = (tmp_path / f"{name}.sh").read_text()
+        assert ("exit 1" not in script) is (name in able), name
+        narrow = format != "bfloat16" and name in able and name != "tensorrt-llm"
+        made = re.search(r"--quanti[sz]\w+ \S+ .*&$", script, re.MULTILINE)
+        assert (made is not None) is narrow, name
+    said = f"MODEL must have {format} already" in (tmp_path / "tensorrt-llm.sh").read_text()
+    assert said is (format != "bfloat16")
+    options = re.search(
+        r"profile that the chart is of: (.*)", (tmp_path / "values.yaml").read_text()
+    )
+    assert options is not None
+    assert options[1].startswith("none") is ("headrace" not in able)
+
+
 def test_values_are_those_of_our_chart(tmp_path: Path) -> None:
     write_launch(tmp_path, *planned("TP4"))
     text = (tmp_path / "values.yaml").read_text()
@@ -273,6 +307,14 @@ def test_a_hostile_name_stays_a_word(tmp_path: Path) -> None:
         )
         assert done.stdout == name
     assert not (tmp_path / "x").exists()
+
+
+def test_a_hostile_device_stays_a_comment(tmp_path: Path) -> None:
+    question, candidate = planned("TP4")
+    hardware = replace(candidate.hardware, name="a\ntouch x\r\u2028replicas: 9\nb")
+    for path in write_launch(tmp_path, question, replace(candidate, hardware=hardware)):
+        for line in path.read_text().splitlines():
+            assert line.startswith("#") or not ("touch" in line or "replicas: 9" in line)
 
 
 def test_a_candidate_is_checked_at_its_own_rate() -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from headrace.base.config import EngineOptions, ServerOptions
 from headrace.base.errors import OptionError
 from headrace.base.other_engines import ENGINES, FURTHER
 from headrace.base.sampling import SamplingParams
 from headrace.cli.plan_launch import FLAGS
+from headrace.cli.serve import command
 from headrace.cli.translate import TURNS, listed, translate
 from headrace.server.keys import hash_of, read_keys
 
@@ -133,6 +135,11 @@ def test_the_usual_line_of_vllm() -> None:
             "./a.gguf --max-context 4096",
         ),
         ("ollama", "ollama run smollm2:135m", "smollm2-135m"),
+        ("ollama", "OLLAMA_HOST=::1 ollama serve", "--host ::1"),
+        ("ollama", "OLLAMA_HOST=[::1]:80 ollama serve", "--host ::1 --port 80"),
+        ("ollama", "OLLAMA_HOST=:8000 ollama serve", "--port 8000"),
+        ("ollama", "OLLAMA_HOST=http://a:11434/ ollama serve", "--host a --port 11434"),
+        ("ollama", "OLLAMA_HOST=https://a ollama serve", "--host a --port 443"),
     ],
 )
 def test_values(engine: str, given: str, expected: str) -> None:
@@ -155,6 +162,13 @@ def test_values(engine: str, given: str, expected: str) -> None:
         ("llama.cpp", "-m a -ts 3,1", "equal parts"),
         ("llama.cpp", "-m a --api-key-file /nowhere", "cannot read /nowhere"),
         ("ollama", "FROM a SYSTEM hi", "fields of a request"),
+        ("vllm", "m --allowed-origins [1]", "--allowed-origins [1]: only lists of strings"),
+        ("vllm", f"m --max-model-len {'9' * 400}", "--max-model-len 999"),
+        ("vllm", f"m -tp {'9' * 5000}", "-tp 999"),
+        ("vllm", f"m --speculative-config {'[' * 100_000}", "--speculative-config [[["),
+        ("vllm", "HF_TOKEN=secret m other", "other is not known here"),
+        ("ollama", "OLLAMA_HOST=a:b ollama serve", "OLLAMA_HOST a:b"),
+        ("llama.cpp", "-m a -c 2 -np 4", "--ctx-size 2"),
         ("tgi", "m", "from must be one of vllm, sglang, llama.cpp, ollama"),
     ],
 )
@@ -169,6 +183,8 @@ def test_a_key_is_kept_as_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
     line = translate("vllm", ["m", "--api-key", "first", "second", "--port", "1"])
     path = Path(line.arguments[line.arguments.index("--keys") + 1])
+    assert not any(tmp_path.iterdir()), "the line may still be refused"
+    line.write_key_file()
     assert [key.hash for key in read_keys(path)] == [hash_of("first"), hash_of("second")]
     assert path.stat().st_mode & 0o777 == 0o600
     assert "first" not in shlex.join(line.arguments) + path.read_text()
@@ -178,6 +194,32 @@ def test_a_key_is_kept_as_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     listed.write_text("# a list\nfirst\nsecond\n")
     same = translate("llama.cpp", ["-m", "m", "--api-key-file", str(listed)])
     assert same.options["keys"] == str(path)
+
+
+def test_variables_before_the_program_are_named_without_their_values() -> None:
+    words = ["HF_TOKEN=secret", "CUDA_VISIBLE_DEVICES=0", "vllm", "serve", "org/m"]
+    line = translate("vllm", words)
+    assert line.arguments == ["org/m"]
+    assert line.notes == [
+        "HF_TOKEN: set it in the environment of headrace",
+        "CUDA_VISIBLE_DEVICES: set it in the environment of headrace",
+    ]
+    assert translate("ollama", ["A=b", "OLLAMA_DEBUG=1", "ollama", "serve"]).options == {
+        "log_level": "debug"
+    }
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",), ("--max-sequences", "0")])
+def test_keys_are_written_only_when_served(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    monkeypatch.setattr("headrace.cli.serve.take_ports", lambda server: [])
+    monkeypatch.setattr("headrace.cli.serve.keep", lambda run, imports: 0)
+    words = ["--from", "vllm", "--port", "0", *more, "--", str(model), "--api-key", "secret"]
+    done = CliRunner().invoke(command, words)
+    assert (done.exit_code == 0) is (more != ("--max-sequences", "0")), done.output
+    assert len([*tmp_path.glob("keys/*.toml")]) == (not more)
 
 
 def test_serve_prints_the_line_and_takes_our_options(run: Any, model: Path) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("duckdb", reason="duckdb is not installed")
 
+from headrace.base.errors import OptionError
 from headrace.cli.factory_fleet import command
 from headrace.factory.lake import Lake
 from headrace.factory.lake_usage import usage_rows
@@ -75,6 +76,24 @@ def test_sums_by_key_and_model(lake: Lake) -> None:
     assert sums(usage_rows(lake, None, "a", None))["a", "m"] == (3, 111, 4, 107)
     assert usage_rows(lake, month, "a' OR '1'='1", None) == []
     assert usage_rows(lake, month, None, "other") == []
+
+
+def test_names_of_logs_are_not_markup(lake: Lake, tmp_path: Path) -> None:
+    log = tmp_path / "hostile.log"
+    log.write_text(line(timedelta(days=1), key="[/x]", model="[red]m", **work(1, 0, 1)) + "\n")
+    lake.take_logs(log, "chat")
+    done = CliRunner().invoke(command, ["usage", "--into", str(lake.root)])
+    assert done.exit_code == 0, done.output
+    assert "[/x]" in done.output
+    assert "[red]m" in done.output
+
+
+@pytest.mark.parametrize("days", ["1e7", "nan", "inf", "-1"])
+def test_days_have_bounds(lake: Lake, days: str) -> None:
+    for words in (["usage", "--days", days], ["ingest", "--keep-days", days]):
+        done = CliRunner().invoke(command, [*words, "--into", str(lake.root)])
+        assert isinstance(done.exception, OptionError)
+        assert "days must be from 0 to 36500" in done.exception.message
 
 
 def test_the_command(lake: Lake) -> None:

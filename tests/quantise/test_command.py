@@ -145,15 +145,18 @@ def test_what_lost_too_much_is_not_published(dense: Path, tmp_path: Path) -> Non
 
 
 def test_a_dry_run_says_the_size_and_makes_nothing(dense: Path, text: Path, tmp_path: Path) -> None:
-    given = ("--to", "q8_0", "--text", text, "--out", tmp_path / "out.gguf")
+    out = tmp_path / "[" / "x].gguf"
+    given = ("--to", "q8_0", "--text", text, "--out", out)
     done = command(dense, *given, "--dry-run", "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.output)
     assert [*told] == [dense.name, "q8_0"] or [*told] == ["model", "q8_0"]
     assert not list(tmp_path.iterdir())
+    out.parent.mkdir()
     made = command(dense, *given, "--least-share", 0, "--windows", 1)
     assert made.exit_code == 0, made.output
-    size = (tmp_path / "out.gguf").stat().st_size
+    assert f"{out}: " in made.output, "a path is no markup"
+    size = out.stat().st_size
     assert abs(told["q8_0"]["bytes"] - size) < 4096
     assert told["q8_0"]["decode tokens/s"] > told["model"]["decode tokens/s"]
 

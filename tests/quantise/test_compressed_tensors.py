@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from test_rounding import matrix
 
 from headrace.factory.to_compressed import TARGETS
 from headrace.quantise.rounding import Rounding
-from quantise.test_rounding import matrix
 
 pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -204,6 +204,10 @@ def test_hardware_by_name(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "machine.json"
     save_hardware(replace(SLOW, efficiency=Efficiency(0.5)), path)
     assert find_hardware("this", path) == replace(SLOW, efficiency=Efficiency(0.5))
+    for name in ("a\ntouch x", "", 3):
+        path.write_text(json.dumps(asdict(replace(SLOW, name=name))))  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match="name must be printable"):
+            load_hardware(path)
     path.write_text("{half")
     with pytest.raises(OptionError, match="calibrate"):
         load_hardware(path)

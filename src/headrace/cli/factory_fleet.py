@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..base.errors import HeadraceError
+from ..base.errors import HeadraceError, OptionError
 from ..bench.compare import METRICS, REGRESSED, value_of
 from ..bench.options import RunOptions
 from ..bench.store import write_text
@@ -29,6 +29,8 @@ from .bench import Measure
 from .factory_parts import AsJson
 
 command = typer.Typer()
+MOST_DAYS = 36_500
+"""Most days back from now, a century."""
 Into = Annotated[
     Path | None, typer.Option("--into", help="The fleet's store; none: in the cache folder.")
 ]
@@ -44,13 +46,12 @@ def ingest(
     every: Annotated[
         float | None, typer.Option(min=0.1, help="Again after so many seconds, until Ctrl-C.")
     ] = None,
-    keep_days: Annotated[
-        float | None, typer.Option(min=0, help="Log lines older than this go.")
-    ] = None,
+    keep_days: Annotated[float | None, typer.Option(help="Log lines older than this go.")] = None,
     into: Into = None,
     as_json: AsJson = False,
 ) -> None:
     """Take new logs, metrics, runs and builds into the fleet's store."""
+    before = None if keep_days is None else micros(_ago(keep_days, "keep_days"))
     lake = Lake(lake_folder(into))
     while True:
         for source in sources or ():
@@ -64,22 +65,19 @@ def ingest(
         if every is None:
             break
         time.sleep(every)
-    before = None
-    if keep_days is not None:
-        before = micros(datetime.now(UTC) - timedelta(days=keep_days))
     lake.merge(before)
 
 
 @command.command()
 def usage(
-    days: Annotated[float, typer.Option(min=0, help="Days back from now; 0: all.")] = 30.0,
+    days: Annotated[float, typer.Option(help="Days back from now; 0: all.")] = 30.0,
     key: Annotated[str | None, typer.Option(help="Only this API key, by its name.")] = None,
     service: Annotated[str | None, typer.Option(help="Only this service.")] = None,
     into: Into = None,
     as_json: AsJson = False,
 ) -> None:
     """Add up requests and tokens by key and model, from the lines of the access logs."""
-    since = datetime.now(UTC) - timedelta(days=days) if days else None
+    since = _ago(days, "days") if days else None
     rows = usage_rows(Lake(lake_folder(into)), since, key, service)
     if as_json:
         print(json.dumps(rows))
@@ -89,7 +87,15 @@ def usage(
         table.add_column(name, justify="left" if name in ("key", "model") else "right")
     for row in rows:
         table.add_row(*(f"{each:,}" if isinstance(each, int) else each for each in row.values()))
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False).print(table)
+
+
+def _ago(days: float, param: str) -> datetime:
+    """Return the time so many days ago; `OptionError` for NaN, below 0 and above `MOST_DAYS`."""
+    if not 0 <= days <= MOST_DAYS:
+        name = param.replace("_", "-")
+        raise OptionError(f"{name} must be from 0 to {MOST_DAYS}, not {days:g}", param=param)
+    return datetime.now(UTC) - timedelta(days=days)
 
 
 @command.command()

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..base.config import DEFAULT_MODEL
 from ..base.hardware import hardware
@@ -41,7 +42,7 @@ def models(
     if as_json:
         print(json.dumps([asdict(model) | {"path": str(model.path)} for model in found]))
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(_table(found, free := hardware().free))
     print(
         f"\nfits: the estimated memory is below the {size(free)} that are free here\n"
@@ -62,7 +63,7 @@ def _table(found: list[CachedModel], free: int) -> Table:
     for task, title in {**TASKS, "": "Others on this disk"}.items():
         models = [model for model in found if model.task == task]
         if models:
-            table.add_row(f"[bold]{title}[/bold]")
+            table.add_row(Text(title, style="bold"))
         for model in models:
             fits = "fits" if model.memory <= free else "–"
             state = "on disk" if model.complete else size(model.cached) if model.cached else fits

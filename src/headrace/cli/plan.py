@@ -138,6 +138,8 @@ def plan(
     if devices is not None and (rate is not None or trace is not None):
         other = "rate" if rate is not None else "trace"
         raise InvalidRequest(f"devices asks for the rate: leave out --{other}", param="devices")
+    if devices is not None and hardware != "all":
+        raise InvalidRequest("devices names the hardware: leave out --hardware", param="devices")
     described = describe_model(model)
     counts = None if devices is None else parse_devices(devices)
     hardwares = _hardwares(hardware if counts is None else ",".join(counts))

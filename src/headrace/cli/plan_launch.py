@@ -20,6 +20,14 @@ FLAGS = Path(__file__).with_name("engine_flags.json")
 PORT = 8000
 Words = list[str]
 WIDE = ("bfloat16", "float16", "float32")
+AT_LOAD = {
+    "headrace": ("fp8",),
+    "headrace on a CPU": ("int8", "int4"),
+    "vllm": ("fp8",),
+    "sglang": ("fp8",),
+    "dynamo": ("fp8",),
+}
+"""Engine → formats that its option makes of wide weights while loading; each has our name there."""
 
 
 def write_launch(folder: Path, question: PlanQuestion, candidate: Candidate) -> list[Path]:
@@ -51,7 +59,7 @@ def script(
     if name in known:
         told = known[name]
         lines.append(f"# Names of the options: {name} {told['version']}, {told['source']}.")
-    if (why := _refusal(name, candidate)) is not None:
+    if (why := _refusal(name, question, candidate)) is not None:
         return "\n".join([*lines, f"# No command: {why}.", "exit 1", ""])
     if (
         name == "headrace"
@@ -64,6 +72,8 @@ def script(
     )
     if name == "dynamo":
         lines.append(f"python -m dynamo.frontend --http-port {PORT} --router-mode kv &")
+    if name not in AT_LOAD and (made := _quantised(question, candidate.pools[0])) is not None:
+        lines.append(f"# It narrows no weights while loading: MODEL must have {made} already.")
     number = first = 0
     nodes = candidate.hardware.node_devices
     for pool in candidate.pools:
@@ -92,9 +102,12 @@ def _joined(words: Words) -> str:
 
 
 def _comment(question: PlanQuestion, candidate: Candidate) -> Iterator[str]:
-    model = " ".join(question.model.split())
-    yield f"# {model} in {format_words(candidate.case.weights)}: {candidate}"
-    yield f"# planned for {candidate.rate:.3g} requests/s, {question.lengths}, {question.limits}"
+    """Yield comment lines, each without line breaks: names are the user's."""
+    lines = (
+        f"# {question.model} in {format_words(candidate.case.weights)}: {candidate}",
+        f"# planned for {candidate.rate:.3g} requests/s, {question.lengths}, {question.limits}",
+    )
+    yield from (" ".join(line.split()) for line in lines)
 
 
 def _longest(question: PlanQuestion, pool: Pool) -> int:
@@ -106,9 +119,21 @@ def _longest(question: PlanQuestion, pool: Pool) -> int:
 
 def _quantised(question: PlanQuestion, pool: Pool) -> str | None:
     """Return the format that an engine must make of wide weights while it loads them."""
-    published = question.described.weights.format
-    planned = pool.case.weights.format
-    return planned if published in WIDE and planned not in WIDE else None
+    published = question.described.weights
+    planned = pool.case.weights.name
+    return planned if published.format in WIDE and planned not in (*WIDE, published.name) else None
+
+
+def _lacking(name: str, question: PlanQuestion, candidate: Candidate) -> str | None:
+    """Return the reason why an engine's option for formats cannot make the plan's, if so."""
+    on_cpu = name == "headrace" and candidate.hardware.kind == "cpu"
+    known = AT_LOAD.get("headrace on a CPU" if on_cpu else name)
+    for pool in candidate.pools:
+        made = _quantised(question, pool)
+        if known is not None and made is not None and made not in known:
+            option = "--quantise" if name == "headrace" else "--quantization"
+            return f"{option} makes no {made} of wide weights; plan for a model that has it"
+    return None
 
 
 def _attention_groups(candidate: Candidate) -> bool:
@@ -119,8 +144,10 @@ def _narrow_kv(candidate: Candidate) -> bool:
     return any(pool.case.kv_dtype == "fp8" for pool in candidate.pools)
 
 
-def _refusal(name: str, candidate: Candidate) -> str | None:
+def _refusal(name: str, question: PlanQuestion, candidate: Candidate) -> str | None:
     """Return the reason why an engine has no command for a plan."""
+    if (why := _lacking(name, question, candidate)) is not None:
+        return why
     if name != "dynamo" and len(candidate.pools) > 1 and name != "headrace":
         return "prefill and decode pools are in dynamo.sh"
     layouts = [pool.case.layout for pool in candidate.pools]
@@ -243,6 +270,8 @@ def values(question: PlanQuestion, candidate: Candidate) -> str:
     """Return values for our chart (`headrace factory chart`), over those that it has."""
     pool = candidate.pools[-1]
     engine = _joined(_headrace(question, pool)[3:])
+    if (why := _lacking("headrace", question, candidate)) is not None:
+        engine = f"none, {why}"
     replicas = sum(one.replicas for one in candidate.pools)
     lines = [
         *_comment(question, candidate),

@@ -62,7 +62,7 @@ def quantise(
     """
     if to not in TARGETS:
         raise OptionError(f"to must be one of {', '.join(TARGETS)}, not {to!r}", param="to")
-    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
     engine = EngineOptions(model=model, cache_dir=cache_dir, offline=offline)
     wish = QuantiseWish(engine, to, text, tokens, out, windows, imatrix, least_share)
     with DownloadBars(sys.stderr, enabled=not as_json) as bars:

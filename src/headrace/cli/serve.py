@@ -24,6 +24,8 @@ from .start import hearing, started
 from .translate import listed, translate
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+LINE = "headrace.line"
+"""Key of the translated line in the context's `meta`."""
 
 
 class Serve(BriefHelp):
@@ -38,7 +40,7 @@ class Serve(BriefHelp):
         rest = own[place + 1 :]
         if not engine and rest:
             engine, *rest = rest
-        if not engine:
+        if not engine or (own is args and (rest or place)):
             raise OptionError(
                 f"{name} needs an engine, then -- and its line, as in "
                 "headrace serve --from vllm -- MODEL --max-model-len 4096",
@@ -48,6 +50,7 @@ class Serve(BriefHelp):
             typer.echo(listed(engine))
             raise typer.Exit
         line = translate(engine, args[len(own) + 1 :])
+        ctx.meta[LINE] = line
         mine = [*line.arguments, *own[:place], *rest]
         announce(shlex.join(["headrace", "serve", *mine]))
         for note in line.notes:
@@ -77,6 +80,7 @@ def proposal() -> str:
 @command.command(cls=Serve)
 @configured
 def serve(
+    context: typer.Context,
     engine: EngineOptions,
     server: ServerOptions,
     profile: Annotated[
@@ -129,6 +133,8 @@ def serve(
         start = partial(certified, partial(started, engine), admitted)
         server.served_name = server.served_name or admitted.profile.body.model.name
     sockets = take_ports(server)  # A wrong port is reported before there is a child.
+    if (line := context.meta.get(LINE)) is not None:
+        line.write_key_file()
 
     def run(life: Life) -> int:
         served = None if admitted is None else admitted.served

@@ -5,14 +5,16 @@ The rows are in `base.other_engines`; here are the conversions of values, by the
 
 from __future__ import annotations
 
-import json
+import ipaddress
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ..base.environment import cache_root
 from ..base.errors import OptionError
+from ..base.foreign import Undecodable, any_json
 from ..base.names import nearest
 from ..base.other_engines import ENGINES, SOURCES, OtherOption
 from ..loader.catalog import CATALOG
@@ -24,6 +26,8 @@ PROGRAMS = re.compile(
     r") "
 )
 """Beginnings of a line, which say only what is started."""
+VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
+"""Beginning of an environment variable's assignment."""
 SWITCH = ("on", "off", "auto", "0", "1", "true", "false")
 """Values that llama.cpp's `-fa` may have."""
 _TYPES = {
@@ -52,6 +56,8 @@ class Translated:
     """llama.cpp's type of V."""
     file: str | None = None
     unified: bool = False
+    hashes: list[str] = field(default_factory=list)
+    """Hashes of the API keys, for the file that the option `keys` names."""
 
     @property
     def arguments(self) -> list[str]:
@@ -65,6 +71,19 @@ class Translated:
                 written += [f"--{flag}", value]
         return written
 
+    def write_key_file(self) -> None:
+        """Write the hashes of the line's API keys, if any; raise `OptionError` if that fails."""
+        if not self.hashes:
+            return
+        path = Path(str(self.options["keys"]))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise OptionError(
+                f"cannot write {path.parent}: {error.strerror}", param="from"
+            ) from None
+        write_keys(path, [Key(f"key-{n}", one) for n, one in enumerate(self.hashes, start=1)])
+
 
 Turn = Callable[[Translated, OtherOption, list[str]], None]
 
@@ -73,11 +92,11 @@ def translate(engine: str, words: list[str]) -> Translated:
     """Translate the words of another engine's command line.
 
     Raises `OptionError` for an unknown engine or option, and for an option whose absence would
-    change what the server does.
+    change what the server does. Writes nothing: see `Translated.write_key_file`.
     """
     known = {name: word for word in _known(engine) for name in word.names}
     line = Translated(engine)
-    rest = iter(_without_program(words))
+    rest = iter(_without_program(words, known, line))
     for name, values in _options(rest, known, line):
         word = known[name]
         TURNS[word.turn](line, OtherOption((name,), *_rest_of(word)), values)
@@ -122,10 +141,23 @@ def _rest_of(word: OtherOption) -> tuple[str, str, str, str]:
     return word.values, word.ours, word.turn, word.note
 
 
-def _without_program(words: list[str]) -> list[str]:
-    start = next((n for n, word in enumerate(words) if "=" not in word), 0)  # Behind variables.
-    found = PROGRAMS.match(" ".join(words[start : start + 4]) + " ")
-    return words[:start] + words[start + len(found[0].split()) :] if found else words
+def _without_program(
+    words: list[str], known: Mapping[str, OtherOption], line: Translated
+) -> list[str]:
+    """Leave out the program and the variables before it that the table lacks.
+
+    Such a variable becomes a note without its value, which may be a secret.
+    """
+    variables: list[str] = []
+    while len(variables) < len(words) and (name := VARIABLE.match(words[len(variables)])):
+        variables.append(name[1])
+    kept = [word for name, word in zip(variables, words, strict=False) if name in known]
+    line.notes += [
+        f"{name}: set it in the environment of headrace" for name in variables if name not in known
+    ]
+    rest = words[len(variables) :]
+    found = PROGRAMS.match(" ".join(rest[:4]) + " ")
+    return kept + rest[len(found[0].split()) if found else 0 :]
 
 
 def _options(
@@ -202,6 +234,12 @@ def _finish(line: Translated) -> None:
         line.options["layout"] = ".".join(sizes)
     slots, context = line.options.get("max_sequences"), line.options.get("max_context")
     if line.engine == "llama.cpp" and slots and context and not line.unified:
+        if int(context) < int(slots):
+            raise OptionError(
+                f"llama.cpp's --ctx-size {context} is less than a token for each of the {slots} "
+                "slots of --parallel",
+                param="from",
+            )
         line.options["max_context"] = str(int(context) // int(slots))
     if line.values_type is not None:
         keys = line.options.get("kv_dtype", "float16")
@@ -232,11 +270,11 @@ def _same(line: Translated, word: OtherOption, values: list[str]) -> None:
 
 def _tokens(line: Translated, word: OtherOption, values: list[str]) -> None:
     """Take a number, also with vLLM's k (1,000) and K (1,024); none and negative: our default."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", values[0])
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([kKmM]?)", values[0])
     if values[0] == "auto" or values[0].startswith("-"):
         return
     if found is None:
-        raise _wrong(line, word, values[0], "numbers")
+        raise _wrong(line, word, values[0], "numbers of at most 15 digits")
     unit = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20}[found[2]]
     count = int(float(found[1]) * unit)
     if count:
@@ -247,8 +285,8 @@ def _ranks(line: Translated, word: OtherOption, values: list[str]) -> None:
     if values == ["off"]:
         return
     size = values[0] if values else "1"
-    if not size.isdecimal():
-        raise _wrong(line, word, size, "numbers")
+    if not size.isdecimal() or len(size) > 9:
+        raise _wrong(line, word, size, "numbers of at most 9 digits")
     if values or word.turn == "EP":
         line.ranks[word.turn] = int(size)
 
@@ -301,9 +339,9 @@ def _method(line: Translated, word: OtherOption, values: list[str]) -> None:
 def _drafts(line: Translated, word: OtherOption, values: list[str]) -> None:
     """Take vLLM's JSON object of speculation."""
     try:
-        given = json.loads(values[0])
+        given = any_json(values[0])
         method, model = given.get("method"), given.get("model")
-    except (ValueError, AttributeError):
+    except (Undecodable, AttributeError):
         raise _wrong(line, word, values[0], "JSON objects") from None
     if method == "ngram":
         line.options["speculate"] = "ngram"
@@ -329,26 +367,25 @@ def _secrets(line: Translated, word: OtherOption, values: list[str]) -> None:
 
 
 def _keep_keys(line: Translated, secrets: list[str]) -> None:
-    """Write the keys' hashes into a file of the cache folder, named after them."""
+    """Keep the keys' hashes for a file of the cache folder, named after them."""
     hashes = dict.fromkeys(hash_of(secret) for secret in secrets if secret)
     if not hashes:
         raise OptionError(f"{line.engine}'s API key is empty", param="from")
-    folder = cache_root() / "keys"
-    path = folder / f"{hash_of(','.join(hashes)).removeprefix('sha256:')[:16]}.toml"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise OptionError(f"cannot write {folder}: {error.strerror}", param="from") from None
-    write_keys(path, [Key(f"key-{n}", one) for n, one in enumerate(hashes, start=1)])
-    line.options["keys"] = str(path)
+    name = hash_of(",".join(hashes)).removeprefix("sha256:")[:16]
+    line.hashes = list(hashes)
+    line.options["keys"] = str(cache_root() / "keys" / f"{name}.toml")
 
 
 def _origins(line: Translated, word: OtherOption, values: list[str]) -> None:
     try:
-        given = json.loads(values[0])
-    except ValueError:
-        given = values[0]
-    line.options[word.ours] = ",".join(given) if isinstance(given, list) else values[0]
+        given = any_json(values[0])
+    except Undecodable:
+        given = None
+    if not isinstance(given, list):
+        given = [values[0]]
+    if not all(isinstance(one, str) for one in given):
+        raise _wrong(line, word, values[0], "lists of strings")
+    line.options[word.ours] = ",".join(given)
 
 
 def _level(line: Translated, word: OtherOption, values: list[str]) -> None:
@@ -378,13 +415,24 @@ def _parts(line: Translated, word: OtherOption, values: list[str]) -> None:
 
 
 def _address(line: Translated, word: OtherOption, values: list[str]) -> None:
-    host, _, port = re.sub(r"^https?://", "", values[0]).rpartition(":")
-    if not port.isdecimal():
-        host, port = values[0], ""
+    """Take a host, a port, both, or a URL; an address of IPv6 alone needs no brackets."""
+    given = values[0].strip()
+    try:
+        ipaddress.IPv6Address(given)
+        given = f"[{given}]"
+    except ValueError:
+        pass
+    try:
+        parts = urlsplit(given if "://" in given else f"//{given}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise _wrong(line, word, given, "HOST, HOST:PORT, [IPV6]:PORT and URLs of them") from None
+    if port is None:
+        port = {"http": 80, "https": 443}.get(parts.scheme)
     if host:
         line.options["host"] = host
-    if port:
-        line.options["port"] = port
+    if port is not None:
+        line.options["port"] = str(port)
 
 
 def _page(line: Translated, word: OtherOption, values: list[str]) -> None:

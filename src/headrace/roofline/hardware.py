@@ -279,6 +279,8 @@ def load_hardware(path: Path) -> Hardware:
         curves = {name: Curve(**values) for name, values in shares.pop("curves", {}).items()}
         loop = Loop(**data.pop("loop", {}))
         made = Hardware(**data, efficiency=Efficiency(**shares, curves=curves), loop=loop)
+        if not isinstance(made.name, str) or not made.name or not made.name.isprintable():
+            raise wrong(f"name must be printable text, not {made.name!r:.80}")
         figures = [made.bandwidth, made.memory, *made.rates.values()]
         if not all(math.isfinite(each) and each >= 0 for each in astuple(loop)):
             raise wrong("loop must have seconds from 0")
