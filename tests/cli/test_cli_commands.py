@@ -242,7 +242,7 @@ def test_usage_errors_suggest(run: Any) -> None:
         (("serve", "--tensor-parallel-size", "2"), "here that is --layout (TP2)"),
         (("serve", "--gpu-memory-utilization", "0.9"), "here that is --kv-memory"),
         (("serve", "--ctx-size", "1"), "here that is --max-context"),
-        (("serve", "--quantize", "int8"), "here that is --quantise"),
+        (("explain", "--quantize", "tiny"), "quantise must be one of"),
         (("serve", "--api-key", "x"), "here that is --keys"),
         (("generate", "--n-predict", "8", "x"), "here that is --max-tokens"),
         (("chat", "--max-tokns", "8"), "did you mean --max-tokens?"),
@@ -266,7 +266,7 @@ def test_a_config_files_option_is_answered_alike(run: Any, tmp_path: Path) -> No
 
 def test_a_model_of_nearly_that_name_is_told(run: Any) -> None:
     said = one_line(run("serve", "qwen2.5-coder-0.5", "--port", "0").stderr)
-    assert said.endswith("; did you mean qwen2.5-coder-0.5b?")
+    assert "; did you mean qwen2.5-coder-0.5b?" in said
 
 
 def test_debug_shows_the_traceback(run: Any) -> None:

@@ -86,7 +86,10 @@ FACTORY = "securesystemslib cryptography cyclonedx-python-lib packageurl-python 
         (("factory", "verify"), FACTORY),
         (("factory", "watch"), f"{FACTORY} duckdb"),
         (("roofline", "--calibrate"), "torch"),
-        (("route", "http://127.0.0.1:9", "--port", "0", "--endpoint-picker", "[::1]:0"), "grpcio"),
+        (
+            ("route", "http://127.0.0.1:9", "--port", "0", "--endpoint-picker", "[::1]:0"),
+            "grpcio protobuf",
+        ),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )

@@ -87,12 +87,10 @@ class EngineOptions:
         "Same bits for a request whatever else is in the batch, also on a GPU, where it costs "
         "speed; on the CPU it is always so.",
     )
-    max_context: int | None = option(
-        None, "Longest prompt plus output, in tokens; none: the model's, as memory allows.", low=8
-    )
+    max_context: int | None = option(None, "Tokens of prompt and output; none: what fits.", low=8)
     max_sequences: int | None = option(
         None,
-        "Sequences that run at the same time; none: 64, and on a GPU up to 1024 as its KV holds.",
+        "Sequences run at once; none: 64, a GPU more.",
         low=1,
         high=4096,
     )
@@ -162,7 +160,7 @@ class EngineOptions:
         None, "File of a key that ranks on several hosts share; without it they meet on loopback."
     )
     threads: int | None = option(
-        None, "CPU threads of the worker; none: the affinity mask.", low=1, high=MOST_THREADS
+        None, "CPU threads; none: the affinity mask.", low=1, high=MOST_THREADS
     )
     context_cache: str = option(
         "auto",
@@ -215,7 +213,7 @@ class ServerOptions:
     port: int = option(8000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
     served_name: str | None = option(
         None,
-        "Name under which the model is served, or several between commas: the first is in answers.",
+        "Name of the model, or several between commas.",
     )
     max_body: int = option(4 * 2**20, "Largest request body, in bytes.", low=1024)
     max_concurrent: int = option(1024, "Requests in work before new ones get 503.", low=1)

@@ -86,8 +86,8 @@ def serve(
     profile: Annotated[
         str | None,
         typer.Option(
-            help="Signed profile (headrace factory build): ring, file, name or digest. "
-            "It sets the options; what does not match is refused."
+            help="Signed profile (headrace factory build), which sets the options: ring, file, "
+            "name or digest."
         ),
     ] = None,
     from_engine: Annotated[
@@ -95,9 +95,8 @@ def serve(
         typer.Option(
             "--from",
             metavar="ENGINE",
-            help="Take the line of vllm, sglang, llama.cpp or ollama that follows --, and print "
-            "ours: headrace serve --from vllm -- MODEL --max-model-len 4096. Without a line: list "
-            "that engine's options.",
+            help="Run a line of vllm, sglang, llama.cpp or ollama: --from vllm -- LINE; without "
+            "one, list its options.",
         ),
     ] = None,
     dry_run: Annotated[
