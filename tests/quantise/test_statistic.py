@@ -19,7 +19,7 @@ from headrace.base.modelfiles import ModelFiles
 from headrace.loader.open import open_model
 from headrace.models.registry import describe
 from headrace.quantise import calibrate as module
-from headrace.quantise.calibrate import calibrate, memory_plan
+from headrace.quantise.calibrate import blas_threads, calibrate, memory_plan
 from headrace.quantise.segments import MATRICES, segments
 from headrace.quantise.statistic import Statistic
 from headrace.quantise.work import WorkFolder
@@ -296,8 +296,8 @@ def test_a_killed_process_goes_on(tmp_path: Path) -> None:
     _, files = opened("Llama", tmp_path / "model")
     run(files, tmp_path / "whole", windows(24, 24))
     given = [str(Path(__file__).parents[1]), str(tmp_path / "model"), str(tmp_path / "work")]
-    # The number of threads of numpy's library here, which was loaded before `conftest` spoke.
-    env = {"OPENBLAS_NUM_THREADS": str(len(os.sched_getaffinity(0))), **os.environ}
+    # numpy's library was perhaps loaded here before `conftest` spoke.
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": str(blas_threads())}
     ended = subprocess.run([sys.executable, "-c", KILLED, *given], env=env, check=False)
     assert ended.returncode == -signal.SIGKILL
     place = WorkFolder(tmp_path / "work", {"text": "a"})
