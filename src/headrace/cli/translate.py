@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -99,7 +99,7 @@ def translate(engine: str, words: list[str]) -> Translated:
     rest = iter(_without_program(words, known, line))
     for name, values in _options(rest, known, line):
         word = known[name]
-        TURNS[word.turn](line, OtherOption((name,), *_rest_of(word)), values)
+        TURNS[word.turn](line, replace(word, names=(name,)), values)
     _finish(line)
     return line
 
@@ -135,10 +135,6 @@ def _known(engine: str) -> tuple[OtherOption, ...]:
             f"from must be one of {', '.join(ENGINES)}, not {engine!r:.40}", param="from"
         )
     return ENGINES[engine]
-
-
-def _rest_of(word: OtherOption) -> tuple[str, str, str, str]:
-    return word.values, word.ours, word.turn, word.note
 
 
 def _without_program(
