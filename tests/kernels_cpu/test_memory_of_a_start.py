@@ -22,6 +22,8 @@ BESIDE = 150 << 20
 CHILD = """
 import sys
 from headrace import LLM
+from headrace.engine.loop import build
+build.needs_calibration = lambda device: False  # It reads an array larger than the caches.
 model, cache, quantise = sys.argv[1:]
 with LLM(model, cache_dir=cache, quantise=quantise, threads=1, max_context=64) as llm:
     (found,) = [each for each in llm.decisions if each.name == "panels"]
