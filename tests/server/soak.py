@@ -94,20 +94,29 @@ def an_ask(draw: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 class Soak:
-    def __init__(self, url: str, boss: str, seconds: float, seed: int, pause: float) -> None:
-        """`boss`: the operator's port; `pause`: mean seconds between two asks of one client."""
+    def __init__(
+        self, url: str, boss: str, seconds: float, seed: int, pause: float, least: int = 0
+    ) -> None:
+        """`boss`: the operator's port; `pause`: mean seconds between two asks of one client;
+        `least`: answers that it goes on for, however long they take."""
         self.url = url
         self.boss = boss
         self.pause = pause
+        self.least = least
         self.end = time.monotonic() + seconds
         self.draw = random.Random(seed)
+        self.answers = 0
         self.counts: Counter[str] = Counter()
         self.faults: list[str] = []
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self.end and self.answers >= self.least
 
     async def client(self, seed: int) -> None:
         draw = random.Random(seed)
         async with httpx.AsyncClient(base_url=self.url, timeout=60) as client:
-            while time.monotonic() < self.end:
+            while not self.over:
                 if self.pause:
                     await asyncio.sleep(min(draw.expovariate(1 / self.pause), 10 * self.pause))
                 kind = draw.random()
@@ -215,6 +224,7 @@ class Soak:
         self.counts["answered" if reply.status_code == 200 else "not served"] += 1
 
     def note(self, path: str, status: int) -> None:
+        self.answers += 1
         self.counts[f"status {status}"] += 1
         if status == 500:
             self.faults.append(f"{path} gave 500")
@@ -227,7 +237,7 @@ def mebibytes(process: psutil.Process) -> float:
 async def watch(server: psutil.Process, soak: Soak) -> list[tuple[float, float, float]]:
     """(seconds, MiB of the API process, MiB of the engine process), each second."""
     begin, seen = time.monotonic(), []
-    while time.monotonic() < soak.end:
+    while not soak.over:
         engine = max(server.children(recursive=True), key=mebibytes)
         seen.append((time.monotonic() - begin, mebibytes(server), mebibytes(engine)))
         await asyncio.sleep(1.0)
@@ -235,7 +245,7 @@ async def watch(server: psutil.Process, soak: Soak) -> list[tuple[float, float, 
 
 
 async def drive(url: str, boss: str, pid: int, given: argparse.Namespace) -> dict[str, Any]:
-    soak = Soak(url, boss, given.minutes * 60, given.seed, given.pause)
+    soak = Soak(url, boss, given.minutes * 60, given.seed, given.pause, given.least)
     watcher = asyncio.create_task(watch(psutil.Process(pid), soak))
     await asyncio.gather(*(soak.client(given.seed + place) for place in range(given.clients)))
     memory = await watcher
@@ -305,6 +315,7 @@ def main() -> int:
     arguments.add_argument("--minutes", type=float, default=30)
     arguments.add_argument("--clients", type=int, default=16)
     arguments.add_argument("--pause", type=float, default=0.0, help="seconds between asks")
+    arguments.add_argument("--least", type=int, default=0, help="answers, however long they take")
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--growth", type=float, default=16.0, help="MiB that are allowed")
     arguments.add_argument("--json", type=Path)

@@ -9,7 +9,6 @@ import json
 import random
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -378,7 +377,8 @@ async def test_slow_and_vanishing_clients(server: Running, talk: Path) -> None:
 
 def test_drain_ends_sessions_and_says_so(talk: Path) -> None:
     del talk
-    with running(headrace("serve", "whisper-base", "--port", "0", "--threads", "2")) as server:
+    words = ["serve", "whisper-base", "--port", "0", "--threads", "2", "--drain-seconds", "600"]
+    with running(headrace(*words)) as server:
 
         async def session() -> int:
             url = server.url.replace("http", "ws") + "/v1/realtime"
@@ -393,9 +393,7 @@ def test_drain_ends_sessions_and_says_so(talk: Path) -> None:
                 return closed.value.rcvd.code
 
         assert asyncio.run(session()) == 1001
-        begin = time.monotonic()
-        assert server.wait() == 0
-        assert time.monotonic() - begin < 20
+        assert server.wait() == 0, "it waited for what it had ended"
 
 
 def test_it_is_measured_beside_its_roofline(server: Running, talk: Path, tmp_path: Path) -> None:

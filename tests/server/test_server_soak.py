@@ -21,6 +21,8 @@ def test_random_traffic_leaves_nothing_behind(tmp_path: Path) -> None:
             str(SOAK),
             "--minutes",
             "0.2",
+            "--least",  # So that all that is counted below was drawn, on a busy machine, too.
+            "500",
             "--clients",
             "12",
             "--growth",
