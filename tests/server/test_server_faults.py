@@ -30,13 +30,15 @@ os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
 from pathlib import Path
 from engine_fakes import OPTIONS
 from headrace.base.config import ServerOptions
+from headrace.engine.clients import async_engine
 from headrace.engine.clients.async_engine import AsyncEngine
 from headrace.engine.clients.supervision import Supervision
 from headrace.server import service
 from headrace.server.run import ServerProcess
 
-# A stream begins with its first event, however long a busy machine takes to bury an engine.
-service.KEEP_ALIVE = 365 * 86_400.0
+# A stream begins with its first event, however long a busy machine takes to bury an engine and to
+# start the next one.
+service.KEEP_ALIVE = async_engine.WAIT_FOR_NEXT = 365 * 86_400.0
 
 async def start():
     patience = Supervision(hang={hang}, start=600.0, dumps=Path({folder!r}) / "flight")

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import random
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -319,6 +320,8 @@ async def test_a_death_in_the_middle_is_not_noticed(server: Running, talk: Path)
         asking = asyncio.ensure_future(
             client.audio.transcriptions.create(model="whisper-base", file=talk)
         )
+        while not (await in_work(server) or asking.done()):
+            await asyncio.sleep(0.02)
         await fed(connection, pcm(talk))
         await asyncio.sleep(0.7)
         hearing_process(server).kill()
@@ -334,6 +337,13 @@ async def test_a_death_in_the_middle_is_not_noticed(server: Running, talk: Path)
         assert_heard((await asking).text)
     assert_heard(" ".join(done))
     assert "headrace_hearing_restarts_total" in httpx.get(f"{server.url}/metrics").text
+
+
+async def in_work(server: Running) -> bool:
+    """Whether a sound is heard or waits for its turn."""
+    text = (await asyncio.to_thread(httpx.get, f"{server.url}/metrics")).text
+    wanted = r"^headrace_sounds_(?:running|waiting)\{.*\} (\S+)$"
+    return any(float(value) for value in re.findall(wanted, text, re.MULTILINE))
 
 
 def hearing_process(server: Running) -> psutil.Process:
