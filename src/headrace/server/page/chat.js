@@ -1,8 +1,9 @@
 // The conversation: what was said, what is being said, and how fast.
 
 import { Refused, call, events } from "./api.js";
+import { CodeBlock, copied } from "./code.js";
 import { announce, byId, figures, make, seconds } from "./dom.js";
-import { codeBlock, render } from "./markdown.js";
+import { Markdown } from "./markdown.js";
 import * as settings from "./settings.js";
 import * as shelf from "./shelf.js";
 import * as talks from "./talks.js";
@@ -75,7 +76,12 @@ class Answer {
     this.shown = null;
     this.foot = make("div", { class: "foot" });
     this.turn.append(this.foot);
+    this.said = make("div", { class: "said" });
+    this.drawing = structured ? new CodeBlock("json") : new Markdown(this.said);
+    if (structured) this.said.append(this.drawing.element);
+    this.fresh = { text: "", thought: "" }; // What came and is not drawn yet.
     this.frame = 0; // The drawing that is asked for.
+    this.rests = 0; // Until then no drawing begins.
   }
 
   take(chunk) {
@@ -89,8 +95,7 @@ class Answer {
         this.first ||= this.last;
         this.count += content?.length ?? 1;
       }
-      this.text += delta.content ?? "";
-      this.thought += delta.reasoning_content ?? "";
+      this.add(delta.content ?? "", delta.reasoning_content ?? "");
       for (const { index, id, function: called } of delta.tool_calls ?? []) {
         const call = (this.calls[index] ??= { id, type: "function", function: { name: "", arguments: "" } });
         call.function.name += called?.name ?? "";
@@ -102,27 +107,57 @@ class Answer {
       }
       this.finish = choice.finish_reason ?? this.finish;
     }
-    // At most one drawing per frame, however fast the tokens come.
-    this.frame ||= requestAnimationFrame(() => {
-      this.frame = 0;
-      this.draw();
-    });
+    // At most one drawing per frame, however fast the tokens come; where the browser takes long to
+    // lay out what is there, fewer.
+    this.frame ||= requestAnimationFrame((now) => this.due(now));
+  }
+
+  add(text, thought = "") {
+    this.text += text;
+    this.fresh.text += text;
+    this.thought += thought;
+    this.fresh.thought += thought;
+  }
+
+  due(now) {
+    if (now < this.rests) {
+      this.frame = requestAnimationFrame((later) => this.due(later));
+      return;
+    }
+    this.frame = 0;
+    const begin = performance.now();
+    this.draw();
+    const end = performance.now();
+    this.rests = end + Math.min(1000, 3 * (end - begin));
+  }
+
+  /** Append what came since the last drawing; `whole`: no more comes. */
+  write(whole) {
+    if (this.fresh.text && this.structured) this.drawing.append(this.fresh.text);
+    else if (!this.structured && !this.whole) this.drawing.write(this.fresh.text, whole);
+    this.fresh.text = "";
+    this.whole = whole;
+  }
+
+  drawThought() {
+    if (!this.thought) return;
+    if (!this.reasoning) {
+      this.thinking = document.createTextNode("");
+      this.reasoning = make("details", { class: "reasoning", open: "" }, make("summary", {}, "Reasoning"), this.thinking);
+    }
+    this.thinking.appendData(this.fresh.thought);
+    this.fresh.thought = "";
+    // It closes once, as the answer begins; a reader may open it again.
+    if (this.text && !this.answered) this.reasoning.open = !(this.answered = true);
   }
 
   draw() {
-    const nodes = [];
-    if (this.thought) {
-      const open = this.reasoning?.open ?? !this.text;
-      this.reasoning = make("details", { class: "reasoning", open: open ? "" : null },
-        make("summary", {}, "Reasoning"), this.thought);
-      nodes.push(this.reasoning);
-    }
-    if (this.shown === "tokens") nodes.push(this.view.element);
-    else if (this.structured) {
-      if (this.text) nodes.push(codeBlock("json", this.text));
-    } else nodes.push(...render(this.text));
-    nodes.push(...this.calls.map((call) => this.card(call)));
-    if (this.shown !== "tokens" || !this.body.contains(this.view.element) || this.calls.length) {
+    this.drawThought();
+    const shows = this.shown === "tokens" ? this.view.element : this.text ? this.said : null;
+    if (shows === this.said) this.write(!this.turn.classList.contains("busy"));
+    const nodes = [this.reasoning, shows, ...this.calls.map((call) => this.card(call))].filter(Boolean);
+    if (this.calls.length || nodes.some((node, place) => this.body.childNodes[place] !== node) ||
+        this.body.childNodes.length !== nodes.length) {
       this.body.replaceChildren(...nodes);
     }
     this.drawFoot();
@@ -197,11 +232,7 @@ class Answer {
       }, { "aria-pressed": String(this.shown === "tokens") });
     }
     if (this.text) {
-      button("Copy", async (made) => {
-        await navigator.clipboard.writeText(this.text);
-        made.textContent = "Copied";
-        setTimeout(() => (made.textContent = "Copy"), 1500);
-      }, { "aria-label": "Copy the answer" });
+      button("Copy", (made) => copied(made, this.text), { "aria-label": "Copy the answer" });
     }
     // Unseen where it would not do, but there: a row that wraps must not become a shorter one.
     const last = turns.lastElementChild === this.turn;
@@ -247,7 +278,7 @@ function open(talk) {
   for (const message of talk.messages) {
     if (message.role === "assistant") {
       const shown = new Answer(false);
-      shown.text = message.content ?? "";
+      shown.add(String(message.content ?? ""));
       shown.calls = message.tool_calls ?? [];
       shown.turn.classList.remove("busy");
       history.push({ message, turn: shown.turn, answer: shown });
@@ -379,9 +410,5 @@ export function start() {
       show();
     };
   }
-  byId("copy").onclick = async () => {
-    await navigator.clipboard.writeText(byId("snippet").textContent);
-    byId("copy").textContent = "Copied";
-    setTimeout(() => (byId("copy").textContent = "Copy"), 1500);
-  };
+  byId("copy").onclick = () => copied(byId("copy"), byId("snippet").textContent);
 }
