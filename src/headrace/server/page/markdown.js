@@ -296,7 +296,7 @@ export class Markdown {
   }
 
   formula(source) {
-    this.leaf = null;
+    if (this.leaf?.kind === "math") this.leaf = null;
     this.add(make("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "Formula" }, formula(source, true)));
   }
 
