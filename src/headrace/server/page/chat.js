@@ -3,7 +3,9 @@
 import { Refused, call, events } from "./api.js";
 import { CodeBlock, copied } from "./code.js";
 import { announce, byId, figures, make, seconds } from "./dom.js";
+import * as files from "./files.js";
 import { Markdown } from "./markdown.js";
+import { fileName, save } from "./save.js";
 import * as settings from "./settings.js";
 import * as shelf from "./shelf.js";
 import * as talks from "./talks.js";
@@ -45,11 +47,14 @@ function addTurn(role, label) {
 
 function say(role, content, more = {}) {
   const { turn, body } = addTurn("user", role === "tool" ? "Tool" : "You");
-  body.textContent = content;
+  const { text, files: attached } = files.split(content);
+  body.append(...attached.map((file) => (file.part.type === "text"
+    ? make("details", { class: "file" }, make("summary", {}, `${file.name} · ${files.size(file.text.length)}`), make("pre", { tabindex: "0" }, file.text))
+    : make("p", { class: "file" }, file.name))), text);
   const entry = { message: { role, content, ...more }, turn };
   history.push(entry);
   if (role === "user") {
-    const edit = make("button", { type: "button", class: "quiet", "aria-label": `Edit: ${content.slice(0, 80)}` }, "Edit");
+    const edit = make("button", { type: "button", class: "quiet", "aria-label": `Edit: ${text.slice(0, 80)}` }, "Edit");
     edit.onclick = () => branch(entry);
     turn.append(edit);
   }
@@ -284,7 +289,7 @@ function open(talk) {
       history.push({ message, turn: shown.turn, answer: shown });
     } else if (message.role === "user" || message.role === "tool") {
       const { role, content, ...more } = message;
-      say(role, String(content ?? ""), more);
+      say(role, Array.isArray(content) ? content : String(content ?? ""), more);
     }
   }
   for (const { answer: shown } of history) shown?.draw();
@@ -296,7 +301,9 @@ function open(talk) {
 function branch(entry) {
   const before = history.slice(0, history.indexOf(entry)).map((other) => other.message);
   open({ id: talks.fresh(), messages: before });
-  message.value = entry.message.content;
+  const { text, files: attached } = files.split(entry.message.content);
+  message.value = text;
+  files.restore(attached);
   grow();
   message.focus();
 }
@@ -349,10 +356,10 @@ function again() {
 }
 
 function submit(text) {
-  if (!text.trim() || running || settings.options() === null) return;
+  if (!(text.trim() || files.any()) || running || settings.options() === null) return;
   settings.openSettings(false);
   // An answer that failed without a word is not part of the conversation.
-  say("user", text);
+  say("user", files.any() ? [...files.taken(), { type: "text", text }] : text);
   message.value = "";
   grow();
   answer();
@@ -364,6 +371,12 @@ function grow() {
   message.style.height = "auto";
   message.style.height = `${message.scrollHeight + 2}px`;
 }
+
+// What a conversation is saved as.
+const FILES = {
+  markdown: { kind: "md", type: "text/markdown", write: talks.asText },
+  json: { kind: "json", type: "application/json", write: talks.asJson },
+};
 
 export function start() {
   byId("composer").onsubmit = (event) => {
@@ -392,7 +405,13 @@ export function start() {
   const last = talks.find(talks.lastOpen());
   if (last?.messages?.length) open(last);
   let language = "curl";
+  const talk = () => talks.titled(id, history.map((entry) => entry.message));
   const show = () => {
+    byId("download").hidden = !FILES[language];
+    if (FILES[language]) {
+      byId("snippet").textContent = FILES[language].write(talk());
+      return true;
+    }
     const request = body();
     if (request === null) return false;
     if (!request.messages.length) request.messages.push({ role: "user", content: message.value || "Hello" });
@@ -411,4 +430,8 @@ export function start() {
     };
   }
   byId("copy").onclick = () => copied(byId("copy"), byId("snippet").textContent);
+  byId("download").onclick = () => {
+    const { kind, type, write } = FILES[language];
+    save(`${fileName(talk().title)}.${kind}`, type, write(talk()));
+  };
 }

@@ -20,12 +20,14 @@ export function safe(address) {
   }
 }
 
+const whole = (address) => (/^www\./i.test(address) ? `https:${"//"}${address}` : address);
+
 function link(address, children, label) {
   const url = safe(address);
   if (!url) return [...children, ` (${address.length > 80 ? `${address.slice(0, 80)}…` : address})`];
   const made = make("a", { href: url.href, title: url.href, target: "_blank", rel: "noopener noreferrer nofollow" }, ...children);
   // A label that names one site and leads to another is shown with the other.
-  const named = /^\s*(?:https?:\/\/|www\.)\S+/i.test(label) ? safe(label.trim().replace(/^www\./i, "https://www.")) : null;
+  const named = /^\s*(?:https?:\/\/|www\.)\S+/i.test(label) ? safe(whole(label.trim())) : null;
   return named && named.host !== url.host ? [made, ` (${url.host})`] : [made];
 }
 
@@ -324,7 +326,7 @@ class Inline {
       if (last === ")" ? count(")") > count("(") : ".,;:!?'*_~]".includes(last)) address = address.slice(0, -1);
       else break;
     }
-    const full = address.startsWith("www.") ? `https://${address}` : address;
+    const full = whole(address);
     if (!/^https?:\/\/[^/.]|^https?:\/\/\[/.test(full) || !safe(full)) return false;
     this.put(link(full, [address], address));
     this.at += address.length;
