@@ -69,12 +69,12 @@ def random_nodes(described: Description) -> list[Node]:
                 opset = described.opsets.get("", 0)
                 if opset < CUT_OPSET:
                     raise _refused(node, f" in opset {opset}; allowed: {CUT_OPSET} and later")
-            if (kept := node.attributes.get("dtype")) and kept.integer not in _REAL:
-                if node.op != "Bernoulli" or kept.integer not in TYPES:
-                    raise _refused(node, f" of type {kept.integer}; allowed: floats")
-        if node.op == "Dropout" and len(node.inputs) > 2 and node.inputs[2]:
-            if _value(described, node.inputs[2]) is not False:
-                raise _refused(node, " in training mode; export the model for inference")
+            kept = node.attributes.get("dtype")
+            if kept and kept.integer not in (TYPES if node.op == "Bernoulli" else _REAL):
+                raise _refused(node, f" of type {kept.integer}; allowed: floats")
+        mode = node.inputs[2] if node.op == "Dropout" and len(node.inputs) > 2 else ""
+        if mode and _value(described, mode) is not False:
+            raise _refused(node, " in training mode; export the model for inference")
     return top
 
 

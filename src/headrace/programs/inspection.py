@@ -25,12 +25,14 @@ REFUSED = {
 """Built-in operators that are not run, and why."""
 OLDEST_OPSET = 7
 ELEMENTS = frozenset(
-    "float32 float16 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
+    {"bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"}
+    | {"uint8", "uint16", "uint32", "uint64"}
 )
 """Element types of inputs and outputs, as numpy calls them."""
 LOOPS = ("Loop", "Scan")
 RANDOM = frozenset(
-    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split()
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+    | {"Bernoulli", "Multinomial"}
 )
 _STATE_MARKS = (
     ("", "N"),
@@ -58,6 +60,10 @@ class Limits:
     seconds: float = 30.0
     """Time of one run."""
     load_seconds: float = 120.0
+
+
+LIMITS = Limits()
+"""What holds if nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ class Inspection:
         return sum(self.operators[op] for op in LOOPS)
 
 
-def inspected(path: Path, limits: Limits = Limits()) -> Inspection:
+def inspected(path: Path, limits: Limits = LIMITS) -> Inspection:
     """Read and check an ONNX file with its external data.
 
     Raises `InvalidRequest`, `ModelFileError`, `UnsupportedModel`, `DoesNotFit`.
@@ -122,7 +128,7 @@ def inspected(path: Path, limits: Limits = Limits()) -> Inspection:
 
 
 def inspected_bytes(
-    data: bytes, name: str, limits: Limits = Limits(), folder: Path | None = None
+    data: bytes, name: str, limits: Limits = LIMITS, folder: Path | None = None
 ) -> Inspection:
     """Check the bytes of an ONNX file; external data is read below `folder`."""
     try:
@@ -150,9 +156,7 @@ def _operators(name: str, described: Description, limits: Limits) -> None:
                 f"loaded; allowed domains: ai.onnx, {', '.join(DOMAINS[1:])}"
             )
         if node.full in REFUSED:
-            raise UnsupportedModel(
-                f"{name}: operator {node.full} is not run: {REFUSED[node.full]}"
-            )
+            raise UnsupportedModel(f"{name}: operator {node.full} is not run: {REFUSED[node.full]}")
 
 
 def _ports(name: str, described: Description, limits: Limits) -> None:
@@ -201,7 +205,9 @@ def _memory(name: str, described: Description, limits: Limits) -> None:
         raise DoesNotFit(f"{name}: {weights:,} bytes of weights, the limit is {limits.memory:,}")
     for what, size in _sizes(described):
         if size > limits.memory:
-            raise DoesNotFit(f"{name}: {what:.80} has {size:,} bytes, the limit is {limits.memory:,}")
+            raise DoesNotFit(
+                f"{name}: {what:.80} has {size:,} bytes, the limit is {limits.memory:,}"
+            )
 
 
 def _sizes(described: Description) -> Iterator[tuple[str, int]]:
@@ -210,7 +216,7 @@ def _sizes(described: Description) -> Iterator[tuple[str, int]]:
         stored = {tensor.name: tensor for tensor in graph.tensors}
         for node in graph.nodes:
             for attribute in node.attributes.values():
-                if node.op == "Constant" and attribute.name == "value":
+                if node.op == "Constant" and attribute.name == "value" and attribute.tensors:
                     stored.update(dict.fromkeys(node.outputs[:1], attribute.tensors[0]))
             shape = stored.get(node.inputs[0]) if node.inputs else None
             if node.op == "ConstantOfShape" and shape is not None:
@@ -260,6 +266,4 @@ def state(port: Port, output: Port) -> State:
     assert port.type is not None
     assert port.dims is not None
     free = [at for at, dim in enumerate(port.dims) if not isinstance(dim, int)]
-    return State(
-        port.name, output.name, port.type, port.dims, free[0] if len(free) == 1 else None
-    )
+    return State(port.name, output.name, port.type, port.dims, free[0] if len(free) == 1 else None)

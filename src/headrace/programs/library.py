@@ -46,7 +46,9 @@ def session(inspection: Inspection, data: bytes, threads: int) -> Any:
     options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
     options.use_deterministic_compute = True
     # It keeps a plan for each set of shapes, without a bound.
-    fixed = all(isinstance(dim, int) for one in inspection.described.inputs for dim in one.dims or ())
+    fixed = all(
+        isinstance(dim, int) for one in inspection.described.inputs for dim in one.dims or ()
+    )
     options.enable_mem_pattern = fixed
     for key, value in (
         ("session.use_env_allocators", "1"),

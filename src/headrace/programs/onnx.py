@@ -195,9 +195,12 @@ class Description:
                 yield from attribute.tensors
 
 
-def description(data: bytes | memoryview, *, fields: int = 1_000_000, depth: int = 8) -> Description:
-    """Read a model. Raises `ModelFileError` for damage, and above so many fields or depth."""
-    return _Reader(Walk(fields, depth)).model(memoryview(data))
+MOST_FIELDS, MOST_DEPTH = 1_000_000, 8
+
+
+def description(data: bytes) -> Description:
+    """Read a model. Raises `ModelFileError` for damage, or too many fields or nested graphs."""
+    return _Reader(Walk(MOST_FIELDS, MOST_DEPTH)).model(memoryview(data))
 
 
 class _Reader:

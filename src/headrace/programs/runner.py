@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..base.errors import InvalidRequest, ModelFileError, RunStopped
 from . import library
 from .drawn import FIRST, rewritten
-from .inspection import Inspection, Limits, State, inspected
+from .inspection import LIMITS, Inspection, Limits, State, inspected
 from .onnx import Port
 from .rows import Rows, Verdict, join, split, varied
 from .trial import Trial, plain, tried
@@ -45,7 +45,7 @@ class Program:
     def __init__(
         self,
         inspection: Inspection,
-        limits: Limits = Limits(),
+        limits: Limits = LIMITS,
         *,
         threads: int = 1,
         trial: bool = True,
@@ -74,7 +74,7 @@ class Program:
         self._lock = threading.Lock()
 
     @classmethod
-    def load(cls, path: Path, limits: Limits = Limits(), *, threads: int = 1) -> Program:
+    def load(cls, path: Path, limits: Limits = LIMITS, *, threads: int = 1) -> Program:
         """Inspect a file and load it. Raises as `inspected` and the class."""
         return cls(inspected(path, limits), limits, threads=threads)
 
@@ -85,7 +85,9 @@ class Program:
     def start(self, rows: int = 1) -> dict[str, Array]:
         """Return the states of `rows` new sequences: zeros."""
         return {
-            one.input: np.zeros([dim if isinstance(dim, int) else rows for dim in one.dims], one.type)
+            one.input: np.zeros(
+                [dim if isinstance(dim, int) else rows for dim in one.dims], one.type
+            )
             for one in self.states
         }
 
@@ -197,7 +199,7 @@ class Program:
 
     def prove(self, inputs: Feed, count: int) -> Verdict:
         """Try `count` rows like this one together: each output must have the bits it has alone, in
-        either order, and the time must be less. The verdict holds for the row's shapes."""
+        either order, and the processor's time must be less. The verdict holds for these shapes."""
         verdict = self._proven(inputs, count)
         if not isinstance(self.rows, str):
             self.verdicts[(*self.shapes(inputs), ("", (count,)))] = verdict
@@ -220,13 +222,13 @@ class Program:
         joined = join(feeds, rows)
         one_by_one, at_once = [], []
         for _ in range(REPEATS):
-            begun = time.perf_counter_ns()
+            begun = time.process_time_ns()
             for feed in feeds:
                 self.run(feed)
-            middle = time.perf_counter_ns()
+            middle = time.process_time_ns()
             self.run(joined)
             one_by_one.append(middle - begun)
-            at_once.append(time.perf_counter_ns() - middle)
+            at_once.append(time.process_time_ns() - middle)
         single, whole = int(statistics.median(one_by_one)), int(statistics.median(at_once))
         cheap = whole <= CHEAPER * single
         reason = "equal, and cheaper" if cheap else "equal, but not cheaper"
