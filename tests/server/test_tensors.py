@@ -240,8 +240,8 @@ def test_nan_in_json_is_refused_both_ways() -> None:
 
 
 def test_an_unknown_output_is_named() -> None:
+    asked = Inference((Tensor("x", np.zeros(1)),), (Wanted("q", False),), False)
     with pytest.raises(InvalidRequest, match="no output 'q'; the outputs are: y"):
-        asked = Inference((Tensor("x", np.zeros(1)),), (Wanted("q", False),), False)
         write_response(asked, {"y": np.zeros(1)}, "m")
 
 

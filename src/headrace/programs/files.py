@@ -40,10 +40,11 @@ def read(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def _read(handle: int, name: str, most: int) -> bytes:
-    with os.fdopen(handle, "rb", closefd=True) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise ModelFileError(f"{name} is no regular file")
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(handle)
+        raise ModelFileError(f"{name} is no regular file")
+    with os.fdopen(handle, "rb") as file:
         if found.st_size > most:
             raise ModelFileError(f"{name} has {found.st_size:,} bytes, at most {most:,} are read")
         return file.read(most)

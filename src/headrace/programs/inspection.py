@@ -54,7 +54,7 @@ class Limits:
     """Limits on one program. What exceeds them is refused before it is allocated or run."""
 
     memory: int = 4 << 30
-    """Bytes of weights and of values in a run, each."""
+    """Bytes of weights, and of values in a run."""
     nodes: int = 100_000
     """Nodes after the model's own functions are put in place."""
     seconds: float = 30.0
@@ -224,8 +224,7 @@ def _sizes(described: Description) -> Iterator[tuple[str, int]]:
             if node.op in RANDOM and "shape" in node.attributes:
                 yield f"the output of {node.op}", 8 * prod(node.attributes["shape"].integers)
         for port in (*graph.inputs, *graph.outputs, *graph.values):
-            if (size := port.bytes) is not None:
-                yield f"value {port.name}", size
+            yield f"value {port.name}", port.bytes
 
 
 def _states(described: Description) -> Iterator[State]:
@@ -234,9 +233,9 @@ def _states(described: Description) -> Iterator[State]:
         for ours, theirs in _STATE_MARKS:
             for name in _renamed(port.name, ours, theirs):
                 found = outputs.get(name)
-                if found is not None and alike(port, found):
+                if found is not None and _alike(port, found):
                     del outputs[name]
-                    yield state(port, found)
+                    yield _state(port, found)
                     break
             else:
                 continue
@@ -251,9 +250,11 @@ def _renamed(name: str, ours: str, theirs: str) -> Iterable[str]:
     return [name.removesuffix(ours) + theirs] if name.endswith(ours) else []
 
 
-def alike(port: Port, other: Port) -> bool:
-    """Whether an output may feed an input: equal types, and no dimension that differs."""
+def _alike(port: Port, other: Port) -> bool:
+    """Whether an output may feed an input: equal types, no dimension that differs, one free."""
     if port.type != other.type or port.dims is None or other.dims is None:
+        return False
+    if sum(not isinstance(dim, int) for dim in port.dims) > 1:
         return False
     return len(port.dims) == len(other.dims) and all(
         a == b or not (isinstance(a, int) and isinstance(b, int))
@@ -261,9 +262,8 @@ def alike(port: Port, other: Port) -> bool:
     )
 
 
-def state(port: Port, output: Port) -> State:
-    """Describe the state in an input and an output that are alike."""
+def _state(port: Port, output: Port) -> State:
     assert port.type is not None
     assert port.dims is not None
     free = [at for at, dim in enumerate(port.dims) if not isinstance(dim, int)]
-    return State(port.name, output.name, port.type, port.dims, free[0] if len(free) == 1 else None)
+    return State(port.name, output.name, port.type, port.dims, free[0] if free else None)

@@ -1,4 +1,4 @@
-"""ONNX Runtime, bounded: one arena for the process, threads that sleep between runs, one clock.
+"""ONNX Runtime, bounded: an arena per program, threads that sleep between runs, one clock.
 
 The arena bounds what runs allocate; a session has the threads of the engine that owns it, and
 they do not spin, so that several programs and the kernels share the cores.
@@ -8,36 +8,34 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 from ..base.extras import needed
 from ..obs.threads import THREADS
-from .inspection import Inspection
 
-ARENA = 8 << 30
-"""Bytes that all programs of the process may hold: weights and values of runs."""
+FOLDED = 64 << 20
+"""Largest constant that is computed while a session is made, outside its arena."""
 _SILENT = 4
 _AS_REQUESTED = 1
+_lock = threading.Lock()
 
 
 @cache
 def library() -> Any:
-    """Import ONNX Runtime and bound its arena. Raises `PackageAbsent`."""
+    """Import ONNX Runtime. Raises `PackageAbsent`."""
     found = needed("onnxruntime", "programs", "programs")
     found.set_default_logger_severity(_SILENT)
-    place = found.OrtMemoryInfo(
-        "Cpu", found.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, found.OrtMemType.DEFAULT
-    )
-    bounds = {"max_mem": ARENA, "arena_extend_strategy": _AS_REQUESTED}
-    found.create_and_register_allocator(place, found.OrtArenaCfg(bounds))
     return found
 
 
-def session(inspection: Inspection, data: bytes, threads: int) -> Any:
-    """Make a session from bytes that were inspected. Raises whatever the library raises."""
+def session(
+    data: bytes, outside: Mapping[str, bytes], *, fixed: bool, threads: int, memory: int
+) -> Any:
+    """Make a session from bytes that were inspected, with an arena of `memory` bytes; `fixed`: all
+    shapes are known. Raises whatever the library raises."""
     runtime = library()
     options = runtime.SessionOptions()
     options.log_severity_level = _SILENT
@@ -45,22 +43,25 @@ def session(inspection: Inspection, data: bytes, threads: int) -> Any:
     options.inter_op_num_threads = 1
     options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
     options.use_deterministic_compute = True
-    # It keeps a plan for each set of shapes, without a bound.
-    fixed = all(
-        isinstance(dim, int) for one in inspection.described.inputs for dim in one.dims or ()
-    )
-    options.enable_mem_pattern = fixed
+    options.enable_mem_pattern = fixed  # It keeps a plan for each set of shapes, without a bound.
     for key, value in (
         ("session.use_env_allocators", "1"),
         ("session.intra_op.allow_spinning", "0"),
         ("session.inter_op.allow_spinning", "0"),
+        ("optimization.constant_folding_max_output_size_in_bytes", str(FOLDED)),
     ):
         options.add_session_config_entry(key, value)
-    if outside := inspection.outside:  # They must live until the session is made.
+    if outside:  # They must live until the session is made.
         options.add_external_initializers_from_files_in_memory(
             [*outside], [*outside.values()], [len(one) for one in outside.values()]
         )
-    return runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    place = runtime.OrtMemoryInfo(
+        "Cpu", runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, runtime.OrtMemType.DEFAULT
+    )
+    bounds = runtime.OrtArenaCfg({"max_mem": memory, "arena_extend_strategy": _AS_REQUESTED})
+    with _lock:  # A session takes the arena that was registered last.
+        runtime.create_and_register_allocator(place, bounds)
+        return runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
 def run_options() -> Any:

@@ -89,7 +89,6 @@ class Attribute:
     integer: int = 0
     real: float = 0.0
     integers: tuple[int, ...] = ()
-    string: bytes = b""
     tensors: tuple[Tensor, ...] = ()
     graphs: tuple[Graph, ...] = ()
 
@@ -122,16 +121,15 @@ class Port:
     dims: tuple[Dim, ...] | None
 
     @property
-    def rank(self) -> int | None:
-        return None if self.dims is None else len(self.dims)
+    def fixed(self) -> bool:
+        """Whether every dimension is a number."""
+        return self.dims is not None and all(isinstance(dim, int) for dim in self.dims)
 
     @property
-    def bytes(self) -> int | None:
-        """Size if every dimension is a number."""
+    def bytes(self) -> int:
+        """Size if it is fixed, else 0."""
         bits = next((bits for name, bits in TYPES.values() if name == self.type), 0)
-        if self.dims is None or not bits or not all(isinstance(dim, int) for dim in self.dims):
-            return None
-        return prod(int(dim) for dim in self.dims if isinstance(dim, int)) * bits // 8
+        return prod(dim for dim in self.dims or () if isinstance(dim, int)) * bits // 8 * self.fixed
 
     def __str__(self) -> str:
         dims = "?" if self.dims is None else ", ".join(str(dim or "?") for dim in self.dims)
@@ -279,13 +277,11 @@ class _Reader:
             raise ModelFileError("sparse attributes are not read; store them dense")
         inner = [message(fields, 6, "g"), *messages(fields, 11, "graphs")]
         stored = [message(fields, 5, "t"), *messages(fields, 10, "tensors")]
-        string = messages(fields, 4, "s")
         return Attribute(
             text(fields, 1, "name of an attribute"),
             number(fields, 3, "i"),
             float(struct.unpack("<f", real)[0]),
             tuple(numbers(fields, 8, self.walk)),
-            bytes(string[-1][:4096]) if string else b"",
             tuple(self.tensor(one) for one in stored if one is not None),
             tuple(self.graph(one, depth + 1) for one in inner if one is not None),
         )

@@ -59,7 +59,13 @@ class Program:
         data, self.drawn = rewritten(inspection.data, inspection.described)
         self.trial: Trial | None = tried(inspection, data, limits) if trial else None
         try:
-            self._session = library.session(inspection, data, threads)
+            self._session = library.session(
+                data,
+                inspection.outside,
+                fixed=not self.drawn and all(one.fixed for one in inspection.described.inputs),
+                threads=threads,
+                memory=limits.memory + 2 * inspection.weights,
+            )
         except Exception as error:  # noqa: BLE001 - the library has no class of its own
             raise ModelFileError(f"{inspection.name} does not load: {plain(error)}") from None
         self.inputs = inspection.described.inputs

@@ -1,7 +1,7 @@
 """A first load in a confined child process: what a library does with a file is its own affair.
 
-Constants are computed while a session is made, outside every arena; a damaged file may crash the
-library. Here both end a child that has bounded memory and time, no files and no network.
+A file may make the library compute or allocate without end while a session is made, or crash it.
+Here that ends a child with bounded memory and time, without files and network.
 `python -m headrace.programs.trial` is the child.
 """
 
@@ -46,7 +46,7 @@ def tried(inspection: Inspection, data: bytes, limits: Limits) -> Trial:
     parts = {"": data, **inspection.outside}
     order = {
         "parts": {name: len(one) for name, one in parts.items()},
-        "memory": limits.memory + 4 * sum(map(len, parts.values())) + _SPARE,
+        "memory": limits.memory + 2 * sum(map(len, parts.values())) + _SPARE,
         "seconds": max(1, round(limits.load_seconds)),
         "run": not inspection.loops,
     }
@@ -88,13 +88,12 @@ def main() -> None:
     library()
     outside = {name: sys.stdin.buffer.read(size) for name, size in order["parts"].items()}
     data = outside.pop("")
-    inspection = Inspection("", data, _Unread(), outside)  # type: ignore[arg-type]
     status = os.open("/proc/self/status", os.O_RDONLY)
     begun, space = _kilobytes(status, "VmRSS"), _kilobytes(status, "VmSize")
     confine((space << 10) + order["memory"], order["seconds"], 0)
     start = time.monotonic()
     try:
-        made = session(inspection, data, 1)
+        made = session(data, outside, fixed=False, threads=1, memory=order["memory"])
         seconds = time.monotonic() - start
         if order["run"]:
             _run(made)
@@ -104,12 +103,6 @@ def main() -> None:
         memory = "bad_alloc" in str(error) or "allocate" in str(error).lower()
         return _say({"refused": "memory" if memory else plain(error)})
     return _say({"memory": max(0, _kilobytes(status, "VmHWM") - begun) << 10, "seconds": seconds})
-
-
-class _Unread:
-    """The description in the child, which needs nothing of it but unknown shapes."""
-
-    inputs = ()
 
 
 def _run(made: Any) -> None:
