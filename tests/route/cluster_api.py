@@ -50,6 +50,15 @@ class ClusterApi:
     def tell(self, kind: str, what: dict[str, Any]) -> None:
         self.events.put_nowait(json.dumps({"type": kind, "object": what}).encode() + b"\n")
 
+    async def _next(self, left: asyncio.Future[bytes]) -> bytes:
+        """The next line of a watch; empty too where the client has left."""
+        told = asyncio.ensure_future(self.events.get())
+        await asyncio.wait({told, left}, return_when=asyncio.FIRST_COMPLETED)
+        if told.done():
+            return told.result()
+        told.cancel()
+        return b""
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
@@ -60,9 +69,11 @@ class ClusterApi:
             self.paths.add(url.path)
             if "watch" in words and self.status == 200:
                 writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-                while line := await self.events.get():
+                left = asyncio.ensure_future(reader.read())
+                while line := await self._next(left):
                     writer.write(b"%x\r\n%b\r\n" % (len(line), line))
                     await writer.drain()
+                left.cancel()
                 writer.write(b"0\r\n\r\n")
             else:
                 told = {"metadata": {"resourceVersion": "3"}, "items": self.slices}
