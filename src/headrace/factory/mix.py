@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ..base.arch import ModelArch
 from ..base.config import TIMES, parse_size
@@ -31,16 +29,16 @@ KINDS = ("Q4_0", "Q4_K", "Q5_0", "Q5_K", "Q6_K", "Q8_0")
 """Types of a mix: those that GGUF's readers have kernels for."""
 ROWS = 64
 """Rows of a matrix that are tried in each type."""
-GAIN = 0.55
-"""Error of rounding by a Gram matrix, in that of rounding by its diagonal."""
 SAMPLE = 1024
 """Tokens that matrices are weighed on, about."""
-ERROR = 1.5
-"""Factor that a predicted loss may be off by, either way."""
+ERROR = 1.25
+"""Factor by which rounding to the nearest was mispredicted at most."""
 STEPS = 60
 """Halvings of λ's range."""
-Losses = Mapping[str, Mapping[str, float]]
-"""KL in nats a token, by tensor and type."""
+Loss = tuple[float, float]
+"""KL in nats a token: at least and at most."""
+Losses = Mapping[str, Mapping[str, Loss]]
+"""By tensor and type."""
 Mix = Mapping[str, str]
 """Type by tensor."""
 
@@ -82,41 +80,49 @@ def weigh(
     """Predict the loss of each tensor in each of some types (None: in its own) from `SAMPLE` tokens
     of the text."""
     # Local: torch, which the plan of a build does without.
-    from ..quantise.sensitivity import sensitivities
+    from ..quantise.sensitivity import gains, sensitivities
 
-    sizes = np.cumsum([len(window) for window in windows])
-    step = max(1, int(sizes[-1]) // SAMPLE)
-    some, mine = windows[::step], {name: one for one in tensors for name in one.names}
-    found: dict[str, dict[str, float]] = {}
+    total = sum(map(len, windows))
+    some = windows[:: max(1, total // SAMPLE)]
+    mine: dict[str, Any] = {}
+    for one in tensors:
+        mine |= dict.fromkeys(one.names, one)
+    found: dict[str, dict[str, Loss]] = {}
     count = sum(map(len, some))
 
     def visit(reads: Mapping[str, Sequence[Read]]) -> None:
+        solved: dict[int, tuple[float, float]] = {}  # Products that read one input have one gain.
         for one in {id(mine[name]): mine[name] for name in reads if name in mine}.values():
             table = found.setdefault(one.file_name, {})
-            for kind, loss in losses_of(one, reads, kinds or (one.kind,)).items():
-                table[kind] = table.get(kind, 0.0) + float(f"{loss / count:.4g}")
+            for kind in kinds or (one.kind,):
+                if kind in BY_NAME and one.width % BY_NAME[kind].block:
+                    continue
+                low, high = table.get(kind, (0.0, 0.0))
+                for read, loss in losses_of(one, reads, kind):
+                    key = id(read.x)
+                    if key not in solved:
+                        solved[key] = (1.0, 1.0) if read.x is None else gains(read.x)
+                    low, high = (
+                        total + loss * gain / count
+                        for total, gain in zip((low, high), solved[key], strict=True)
+                    )
+                table[kind] = float(f"{low:.4g}"), float(f"{high:.4g}")
 
     sensitivities(files, some, visit, progress)
     return found
 
 
 def losses_of(
-    tensor: Any, reads: Mapping[str, Sequence[Read]], kinds: Iterable[str]
-) -> dict[str, float]:
-    """Return the sum of KL over a sample, in nats, that each type of a tensor costs."""
+    tensor: Any, reads: Mapping[str, Sequence[Read]], kind: str
+) -> Iterator[tuple[Read, float]]:
+    """Yield each read of a tensor with the sum of KL over its tokens, in nats, that rounding to the
+    nearest in a type costs."""
     each = max(1, len(tensor.names) // tensor.matrices)
-    found = {}
-    for kind in kinds:
-        if kind in BY_NAME and tensor.width % BY_NAME[kind].block:
-            continue
-        total = 0.0
-        for number in range(tensor.matrices):
-            names = dict.fromkeys(tensor.names[number * each : (number + 1) * each])
-            some = [read for name in names for read in reads.get(name, ())]
-            off = tensor.errors(number, kind, next((one.inputs() for one in some), None))
-            total += sum(read.loss(off, ROWS) for read in some)
-        found[kind] = total * GAIN
-    return found
+    for number in range(tensor.matrices):
+        names = dict.fromkeys(tensor.names[number * each : (number + 1) * each])
+        some = [read for name in names for read in reads.get(name, ())]
+        off = tensor.errors(number, kind, next((one.inputs() for one in some), None))
+        yield from ((read, read.loss(off, ROWS)) for read in some)
 
 
 def best_mix(
@@ -164,7 +170,8 @@ def best_mix(
         rates.append(other / more if more else 0.0)
 
     def loss(group: Sequence[Any], kind: str) -> float:
-        return sum(losses.get(one.file_name, {}).get(kind, 0.0) for one in group)
+        some = [losses.get(one.file_name, {}).get(kind, (0.0, 0.0)) for one in group]
+        return sum(math.sqrt(low * high) for low, high in some)
 
     def choice(weight: float) -> list[str]:
         found = []
@@ -183,8 +190,23 @@ def best_mix(
             high = middle
         else:
             low = middle
-    found = mixed(choice(2.0**high))
-    return found if cost(found) <= budget else mixed(least)
+    best = choice(2.0**high)
+    found = best if cost(mixed(best)) <= budget else least
+    left = float(budget - cost(mixed(found)))
+    while True:  # What is left is too little for the next step of the mix, not for every other.
+        steps = []
+        for number, (group, kinds, rate) in enumerate(zip(groups, options, rates, strict=True)):
+            was = found[number]
+            for kind in kinds:
+                step = rate * (size(group, kind) - size(group, was))
+                gain = loss(group, was) - loss(group, kind)
+                if gain > 0 and step <= left:
+                    steps.append((gain / max(step, 1e-12), -number, kind, step))
+        if not steps:
+            return mixed(found)
+        _, number, kind, step = max(steps)
+        found[-number] = kind
+        left -= step
 
 
 def kinds_of(tensors: Iterable[Any]) -> Mix:
@@ -192,15 +214,12 @@ def kinds_of(tensors: Iterable[Any]) -> Mix:
     return {one.file_name: one.kind for one in tensors}
 
 
-def said_loss(loss: float) -> dict[str, float]:
-    """Return a predicted loss with its error, as plain JSON."""
-    low, high = loss / ERROR, loss * ERROR
-    return {"mean": float(f"{loss:.4g}"), "low": float(f"{low:.4g}"), "high": float(f"{high:.4g}")}
-
-
-def predicted(mix: Mix, losses: Losses) -> float:
-    """Return the mix's KL in nats a token."""
-    return sum(losses.get(name, {}).get(kind, 0.0) for name, kind in mix.items())
+def predicted(mix: Mix, losses: Losses) -> dict[str, float]:
+    """Return the mix's KL in nats a token with its error, as plain JSON."""
+    some = [losses[name][kind] for name, kind in mix.items() if kind in losses.get(name, {})]
+    low, high = (sum(one[at] for one in some) for at in (0, 1))
+    found = {"mean": math.sqrt(low * high), "low": low / ERROR, "high": high * ERROR}
+    return {name: float(f"{one:.4g}") for name, one in found.items()}
 
 
 def _groups(tensors: Sequence[Any], arch: ModelArch) -> list[list[Any]]:

@@ -21,6 +21,7 @@ from ..base.errors import InvalidRequest, UnsupportedModel
 from ..base.modelfiles import ModelFiles
 from ..bench.accuracy import stdlib_corpus, windows
 from ..loader.gguf import GgufFile
+from ..loader.gguf_model import gguf_of
 from ..loader.open import open_local
 from ..loader.progress import Progress
 from ..loader.shards import INDEX
@@ -138,6 +139,8 @@ def _gguf(
 ) -> Quantised:
     arch = chosen[0].arch if isinstance(chosen, tuple) else None
     files = {name: GgufFile(path) for name, path in weights.items()}
+    if isinstance(chosen, tuple) and len(files) == 1:
+        files = dict.fromkeys(files, gguf_of(chosen[0]))  # One mapping, whose pages are given back.
     made = {name: to_gguf.tensors(file, arch, to, mix) for name, file in files.items()}
     targets = [one for some in made.values() for one in some]
     tensors = _rounded(targets, chosen, folder, progress)

@@ -24,7 +24,7 @@ from ..base.errors import InvalidRequest, OptionError
 from ..base.modelfiles import ModelFiles
 from ..bench.accuracy import stdlib_corpus, windows
 from ..engine.simulator.described import make_case
-from ..loader.gguf import GgufFile
+from ..loader.gguf_model import gguf_of
 from ..loader.open import open_local, open_model
 from ..loader.partial import check_space, file_sha256
 from ..loader.progress import Progress
@@ -42,7 +42,7 @@ from ..roofline.weights import WeightBytes, from_tensors, parse_format
 from ..text.load import load_tokenizer
 from . import to_compressed, to_gguf
 from .key import canonical, digest_of, hardware_class
-from .mix import KINDS, Budget, Losses, Mix, best_mix, kinds_of, predicted, said_loss, weigh
+from .mix import KINDS, Budget, Losses, Mix, best_mix, kinds_of, predicted, weigh
 from .quantise import (
     HELD_OUT,
     Calibration,
@@ -131,7 +131,7 @@ class Shrinking:
 
     def predict(self, hardware: Hardware) -> dict[str, Any]:
         """Return size, and predicted speeds and loss, of the result next to the model's."""
-        losses = self._losses()
+        losses = self.losses
         targets = self._targets(self._mix(losses, hardware))
         case = make_case(str(self.files.path), hardware)
         context = min(1024, case.arch.max_context - 1)
@@ -154,11 +154,12 @@ class Shrinking:
         found["model"]["bytes"] = sum(one.size for one in self._source.files)
         found[self.wish.to]["bytes"] = self._bytes(targets)
         if losses:
-            found[self.wish.to]["KL"] = said_loss(predicted(kinds_of(targets), losses))
+            found[self.wish.to]["KL"] = predicted(kinds_of(targets), losses)
         return found
 
-    def _losses(self) -> Losses:
-        """Weigh the matrices on a part of the text; {} without one."""
+    @cached_property
+    def losses(self) -> Losses:
+        """The loss of each matrix in each type, weighed on a part of the text; {} without one."""
         if self.sample is None or self.files.arch.task != "tokens":
             return {}
         kinds = KINDS if self._budget is not None else None
@@ -190,13 +191,9 @@ class Shrinking:
         """List the tensors that are made smaller."""
         arch, to = self.files.arch, self.wish.to
         if to in to_gguf.TARGETS:
-            return to_gguf.tensors(self._gguf, arch, to, mix)
+            return to_gguf.tensors(gguf_of(self.files), arch, to, mix)
         shards = {name: path for name, path in self._paths.items() if name.endswith(".safetensors")}
         return to_compressed.Folder(shards, to, arch).tensors
-
-    @cached_property
-    def _gguf(self) -> GgufFile:
-        return GgufFile(self.files.path)
 
     def _bytes(self, targets: Sequence[Any]) -> int:
         """Return the bytes of the result."""
@@ -242,10 +239,9 @@ class Shrinking:
         if self._budget is None:
             return
         if not folder.has(CHOICE):
-            losses = self._losses()
-            mix = self._mix(losses, None)
+            mix = self._mix(self.losses, None)
             assert mix is not None
-            told = {"mix": mix, "KL": said_loss(predicted(mix, losses))}
+            told = {"mix": mix, "KL": predicted(mix, self.losses)}
             folder.write(CHOICE, [np.frombuffer(json.dumps(told).encode(), np.uint8)])
             folder.commit(folder.done, (), ())
         self._choice = json.loads(folder.array(CHOICE, np.uint8).tobytes())

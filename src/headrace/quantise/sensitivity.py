@@ -23,6 +23,7 @@ from ..kernels.interpret import Interpreter
 from ..kernels.prepared import Prepared
 from ..kernels.reference import ReferenceOperators
 from ..kernels.weights import DenseWeight, Weight
+from ..loader.gguf_model import rest
 from ..loader.prepare import prepare
 from ..loader.progress import Progress, Silent
 from ..loader.weight_source import WeightSource
@@ -31,11 +32,13 @@ from ..models.registry import describe
 from ..worker.kv_tensors import allocate_kv
 from .batches import batch_of, pool_of
 from .segments import MATRICES, GraphSegment, segments
-from .solve import Floats
+from .solve import Floats, factor
 from .statistic import Windows
 
 TOKENS = 2048
 """Tokens of the sample, at most."""
+HELD = 8
+"""Share of a sample's tokens that a solution does not see, as a divisor."""
 ROWS = 64
 """Tokens whose distributions over the vocabulary are held at once."""
 
@@ -69,7 +72,29 @@ class Read:
         assert self.x is not None
         wrong = self.x @ off(some).T
         found = float((self.weight[:, some] * wrong**2).sum(dtype=np.float64))
-        return found * 0.5 * out / len(some)
+        return float(0.5 * found * out / len(some))
+
+
+def gains(x: Floats) -> tuple[float, float]:
+    """Return the error that GPTQ leaves on inputs x [tokens, in], in that of rounding to the
+    nearest: on the tokens that it was solved for, and on others. A solution of more tokens lies
+    between.
+
+    Of a solution by U with UᵀU = G⁻¹ the changes of a row are Σ e_j / U_jj · U_j, with rounding
+    errors e that are alike in all columns.
+    """
+    rest = max(1, len(x) // HELD)
+    own, other = x[:-rest], x[-rest:]
+    gram = own.T @ own
+    order = np.argsort(-np.diagonal(gram), kind="stable")
+    upper = factor(gram[np.ix_(order, order)])
+    upper /= np.diagonal(upper)[:, None]
+    found = []
+    for some in (own, other):
+        left = float(np.square(some[:, order] @ upper.T).sum(dtype=np.float64))
+        nearest = float(np.square(some).sum(dtype=np.float64))
+        found.append(min(1.0, left / nearest) if nearest else 1.0)
+    return min(found), max(found)
 
 
 Visit = Callable[[Mapping[str, Sequence[Read]]], None]
@@ -98,11 +123,13 @@ def sensitivities(
             ops = _Gradients()
             with torch.inference_mode():
                 values |= _run(files, segment, ops, windows, before[-1], longest)
+            rest(files)
             progress.advance(total)
         values.clear()
         grads: dict[Value, torch.Tensor] = {}
         for segment in reversed(cut):
             visit(_back(files, segment, windows, before.pop(), grads, longest))
+            rest(files)
             progress.advance(total)
     finally:
         progress.done()
@@ -224,10 +251,10 @@ class _Gradients(ReferenceOperators):
         for ref, x, y in self._kept:
             if y.grad is None:
                 continue  # Nothing later reads it.
-            squares = y.grad.square_().numpy()
+            squares, inputs = y.grad.square_().numpy(), x.numpy()
             ends = np.cumsum(ref.rows)
             for name, rows, end in zip(ref.names, ref.rows, ends, strict=True):
-                found.setdefault(name, []).append(Read(x.numpy(), squares[:, end - rows : end]))
+                found.setdefault(name, []).append(Read(inputs, squares[:, end - rows : end]))
         for weight, read in self._ends:
             found.setdefault(self._refs[weight].names[0], []).append(read)
         for weight, tokens, scale, made in self._tables:
