@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,10 @@ def _ask(tab: Any, text: str) -> Any:
     return json.loads(sent.value.post_data)
 
 
+def _send(body: str, route: Any) -> None:
+    route.fulfill(content_type="text/event-stream", body=body)
+
+
 def test_a_dropped_text_goes_with_the_message(visit: Callable[..., Any]) -> None:
     def work(tab: Any) -> None:
         tab.evaluate(DROP, [[["a.py", "text/x-python", "x = 1\n"], ["b.md", "", "```\n<b>\n```\n"]]])
@@ -82,7 +87,7 @@ def test_a_dropped_text_goes_with_the_message(visit: Callable[..., Any]) -> None
             {"type": "text", "text": "Explain"},
         ]
         assert tab.is_hidden("#files")
-        assert tab.locator(".user summary").all_inner_texts() == ["b.md · 34 B", "a.py · 28 B"]
+        assert tab.locator(".user summary").all_inner_texts() == ["b.md · 11 B", "a.py · 5 B"]
         # It is there after a reload, in an edit, and in what is saved.
         tab.reload()
         tab.wait_for_selector("#dot.ready")
@@ -194,10 +199,7 @@ def test_a_busy_machine_is_said(visit: Callable[..., Any]) -> None:
             snapshot = {"points": list(map(point, others)), "requests": [], "server": server}
             body = f"event: snapshot\ndata: {json.dumps(snapshot)}\n\n"
             tab.unroute_all()
-            tab.route(
-                "**/v1/stats/stream",
-                lambda route, body=body: route.fulfill(content_type="text/event-stream", body=body),
-            )
+            tab.route("**/v1/stats/stream", partial(_send, body))
             tab.goto(tab.url.partition("#")[0] + "#chat")
             tab.reload()
             tab.click("#to-live")

@@ -105,8 +105,8 @@ def test_a_language_that_is_unknown(run: Any) -> None:
     done = run("--language", "germn")
     assert done.exit_code != 0
     assert done.exception.message == (
-        "language 'germn' is not known; did you mean german?; it is a code such as de, or an "
-        "English name such as German"
+        "language 'germn' is not known; it is a code such as de, or an English name such as "
+        "German; did you mean german?"
     )
 
 

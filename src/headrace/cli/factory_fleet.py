@@ -121,7 +121,7 @@ def watch(
     one is confirmed."""
     lake = Lake(lake_folder(into))
     found = [one for one in suspects(lake) if (what or "") in one.what]
-    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
     for one in found:
         told = f"{one.metric} ×{one.change.ratio:.3f} from {one.after} on: {one.what}"
         console.print(f"to be confirmed: {told}", markup=False)

@@ -87,8 +87,8 @@ def transcribe(
     if code is not None and known and code not in known:
         near = nearest(str(language).strip().lower(), sorted(language_names(known)))
         raise InvalidRequest(
-            f"language {language!r:.40} is not known{near}; it is a code such as de, or an English "
-            "name such as German",
+            f"language {language!r:.40} is not known; it is a code such as de, or an English "
+            f"name such as German{near}",
             param="language",
         )
     options = DecodingOptions(
