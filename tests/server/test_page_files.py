@@ -23,7 +23,8 @@ DROP = """([files]) => {
   const carried = new DataTransfer();
   for (const [name, type, text] of files) carried.items.add(new File([text], name, { type }));
   for (const kind of ["dragenter", "dragover", "drop"]) {
-    document.body.dispatchEvent(new DragEvent(kind, { dataTransfer: carried, bubbles: true, cancelable: true }));
+    const how = { dataTransfer: carried, bubbles: true, cancelable: true };
+    document.body.dispatchEvent(new DragEvent(kind, how));
   }
 }"""
 
@@ -73,12 +74,14 @@ def _send(body: str, route: Any) -> None:
 
 
 def test_a_dropped_text_goes_with_the_message(visit: Callable[..., Any]) -> None:
+    code = ["a.py", "text/x-python", "x = 1\n"]
+
     def work(tab: Any) -> None:
-        tab.evaluate(DROP, [[["a.py", "text/x-python", "x = 1\n"], ["b.md", "", "```\n<b>\n```\n"]]])
+        tab.evaluate(DROP, [[code, ["b.md", "", "```\n<b>\n```\n"]]])
         tab.wait_for_selector("#files li:nth-child(2)")
         tab.click("#files li:nth-child(1) button")
         assert tab.inner_text("#files li span") == "b.md"
-        tab.evaluate(DROP, [[["a.py", "text/x-python", "x = 1\n"]]])
+        tab.evaluate(DROP, [[code]])
         tab.wait_for_selector("#files li:nth-child(2)")
         content = _ask(tab, "Explain")["messages"][0]["content"]
         assert content == [
@@ -122,8 +125,8 @@ def test_a_file_that_cannot_go_is_named_with_its_reason(visit: Callable[..., Any
         ):
             tab.evaluate(DROP, [[[name, kind, text]]])
             tab.wait_for_function(
-                "([name, reason]) => { const said = document.getElementById('file-problem').textContent;"
-                " return said.includes(name) && said.includes(reason); }",
+                "(words) => words.every((word) => document.getElementById('file-problem')"
+                ".textContent.includes(word))",
                 arg=[name, reason],
             )
             assert tab.is_hidden("#files")
@@ -144,7 +147,10 @@ def test_a_sound_goes_to_a_model_that_hears(visit: Callable[..., Any], url: str)
         with tab.expect_request("**/v1/chat/completions") as sent:
             tab.keyboard.press("Enter")
         content = json.loads(sent.value.post_data)["messages"][0]["content"]
-        assert content[0] == {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+        assert content[0] == {
+            "type": "input_audio",
+            "input_audio": {"data": "UklGRg==", "format": "wav"},
+        }
 
     visit(work)
 

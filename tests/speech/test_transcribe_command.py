@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,14 +50,14 @@ def run(folder: Path, sound: Path, network: Network, tmp_path: Path) -> Iterator
 
 def test_captions_are_written_by_segment(capsys: pytest.CaptureFixture[str]) -> None:
     for form, whole in (("srt", srt), ("vtt", vtt)):
-        written = _Written(3.0, form)
+        written = _Written(3.0, form, sys.stdout)
         written.told(SEGMENTS[:1], 1.5)
         assert capsys.readouterr().out == whole(SEGMENTS[:1])
         written.told(SEGMENTS[1:], 3.0)
         assert capsys.readouterr().out == whole(SEGMENTS)[len(whole(SEGMENTS[:1])) :]
         written.end(Transcript("en", 3.0, SEGMENTS), complete=True)
         assert capsys.readouterr().out == ""
-    written = _Written(3.0, "vtt")
+    written = _Written(3.0, "vtt", sys.stdout)
     written.end(Transcript("en", 3.0, []), complete=True)
     assert capsys.readouterr().out == "WEBVTT\n\n"
 
@@ -99,6 +100,37 @@ def test_the_whole_is_what_the_parts_are(run: Any) -> None:
     segments = [Segment(**{**one, "words": []}) for one in record["segments"]]
     captions = run("--format", "srt", "--language", "de").stdout
     assert captions == srt(segments)
+
+
+def test_captions_lie_beside_the_files_of_a_folder(
+    folder: Path, network: Network, sound: Path, tmp_path: Path
+) -> None:
+    del network
+    talks = tmp_path / "talks"
+    talks.mkdir()
+    for name in ("a.wav", "b.WAV"):
+        (talks / name).write_bytes(sound.read_bytes())
+    (talks / "broken.mp3").write_text("no sound")
+    (talks / "notes.md").write_text("not asked for")
+    (talks / "b.srt").write_text("mine")
+
+    def call(*paths: Path) -> Any:
+        flags = ["--model", str(folder), "--threads", "2", "--exact", "--format", "srt"]
+        return CliRunner().invoke(command, [*map(str, paths), *flags])
+
+    done = call(talks)
+    assert done.exit_code != 0
+    assert done.stdout == f"{talks / 'a.srt'}\n"
+    assert f"{talks / 'b.srt'} is there: left as it is" in done.stderr
+    assert str(talks / "broken.mp3") in done.stderr
+    assert (talks / "a.srt").read_text() == call(sound).stdout
+    assert (talks / "b.srt").read_text() == "mine"
+    assert not list(talks.glob("*.partial"))
+    done = call(talks / "a.wav", talks / "b.WAV")
+    assert (done.exit_code, done.stdout) == (0, "")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "holds no sound" in call(empty).exception.message
 
 
 def test_a_language_that_is_unknown(run: Any) -> None:
