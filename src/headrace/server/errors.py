@@ -29,14 +29,18 @@ class MethodNotAllowed(InvalidRequest):
     code = "method_not_allowed"
 
 
+def code_of(error: HeadraceError) -> str | None:
+    """Return the code that a client and the log are told."""
+    return error.code or ("invalid_value" if error.status == 400 and error.param else None)
+
+
 def error_body(error: HeadraceError) -> dict[str, Any]:
     return {
         "error": {
             "message": error.message,
             "type": error.type,
             "param": error.param,
-            "code": error.code
-            or ("invalid_value" if error.status == 400 and error.param else None),
+            "code": code_of(error),
         }
     }
 
