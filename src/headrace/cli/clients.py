@@ -22,7 +22,7 @@ CLIENTS = {
         "export OPENAI_BASE_URL=$url/v1\nexport OPENAI_API_KEY=$key",
     ),
     "continue": (
-        "Continue: ~/.continue/config.yaml",
+        "Continue: in ~/.continue/config.yaml",
         "models:\n"
         "  - name: Headrace\n"
         "    provider: openai\n"

@@ -112,6 +112,10 @@ def from_validation(error: ValidationError) -> InvalidRequest:
     if not name:
         return InvalidRequest("the body must be a JSON object", code="invalid_body")
     words = _WORDS.get(kind)
+    for side, bound in (("least", "min_length"), ("most", "max_length")):
+        if kind in ("too_short", "too_long") and bound in first.get("ctx", {}):
+            most = first["ctx"][bound]
+            words = f"must have at {side} {most} item{'' if most == 1 else 's'}"
     if words is None:
         message = first["msg"]
         for prefix in ("Value error, ", "Assertion failed, "):
