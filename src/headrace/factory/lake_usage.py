@@ -33,15 +33,14 @@ GROUP BY 1, 2 ORDER BY 1, 2
 FAILURES = "status", "error", "field", "path", "key", "requests", "last"
 """Columns of failed requests; `last`: the time of the newest, in UTC."""
 _FAILED = """
-SELECT TRY_CAST(fields ->> 'status' AS INTEGER), coalesce(fields ->> 'error', '–'),
-       coalesce(fields ->> 'param', '–'), coalesce(fields ->> 'path', '–'),
-       coalesce(fields ->> 'key', '–'), count(*)::BIGINT,
+SELECT status, coalesce(fields ->> 'error', '–'), coalesce(fields ->> 'param', '–'),
+       coalesce(path, '–'), coalesce(fields ->> 'key', '–'), count(*)::BIGINT,
        strftime(max(ts), '%Y-%m-%d %H:%M:%S')
 FROM (
-    SELECT ts, service, fields::JSON AS fields FROM logs
-    WHERE message = 'exchange' AND fields IS NOT NULL
+    SELECT ts, service, status, path, coalesce(fields, '{}')::JSON AS fields FROM logs
+    WHERE message = 'exchange' AND status >= 400
 )
-WHERE TRY_CAST(fields ->> 'status' AS INTEGER) >= 400 AND ts >= make_timestamp($since)
+WHERE ts >= make_timestamp($since)
       AND ($key IS NULL OR fields ->> 'key' = $key)
       AND ($service IS NULL OR service = $service)
 GROUP BY 1, 2, 3, 4, 5 ORDER BY 6 DESC, 7 DESC, 1, 2, 3, 4, 5 LIMIT 200
