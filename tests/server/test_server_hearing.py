@@ -54,7 +54,7 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture
 def client(server: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    return server.openai()
 
 
 def plain(text: str) -> set[str]:
@@ -226,11 +226,12 @@ async def fed(connection: Any, data: bytes, step: int = 9600) -> None:
 
 
 async def test_a_session_with_openais_client(server: Running, talk: Path) -> None:
-    client = openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none")
+    asked: Any = {"model": "whisper-base", "extra_query": {"intent": "transcription"}}
     kinds, deltas, done = [], [], None
-    async with client.realtime.connect(
-        model="whisper-base", extra_query={"intent": "transcription"}
-    ) as connection:
+    async with (
+        openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none") as client,
+        client.realtime.connect(**asked) as connection,
+    ):
         vad = {"type": "server_vad", "silence_duration_ms": 700}
         said = {"model": "whisper-base", "language": "en"}
         await connection.session.update(
@@ -330,8 +331,10 @@ async def _with_host(url: str, host: str) -> None:
 
 async def test_a_death_in_the_middle_is_not_noticed(server: Running, talk: Path) -> None:
     """The next process hears what the one before did not end, of file and session alike."""
-    client = openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", timeout=120)
-    async with client.realtime.connect(model="whisper-base") as connection:
+    async with (
+        openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", timeout=120) as client,
+        client.realtime.connect(model="whisper-base") as connection,
+    ):
         asking = asyncio.ensure_future(
             client.audio.transcriptions.create(model="whisper-base", file=talk)
         )
