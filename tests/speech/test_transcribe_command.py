@@ -67,7 +67,7 @@ def test_progress_is_a_line_now_and_then(
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr("headrace.cli.transcribe.time.monotonic", lambda: clock[0])
-    written = _Written(3600.0, "text")
+    written = _Written(3600.0, "text", sys.stdout)
     for clock[0], upto in ((110.0, 60.0), (131.0, 120.0), (140.0, 180.0), (165.0, 240.0)):
         written.told([], upto)
     assert capsys.readouterr().err == (
