@@ -9,10 +9,10 @@ Invariant: the outputs depend on the file, the inputs and the seed alone, bit fo
 together with other rows; whatever a file holds, the caller gets a program or one typed refusal.
 
 Your change: an operator that must not run is a row of `REFUSED` in `inspection.py`; another format
-is a case of `files.kind` and a runner with the methods of `Program`.
+is a case of `files.only_onnx` and a runner with the methods of `Program`.
 """
 
 from .inspection import Inspection, Limits, inspected
-from .runner import Bucket, Program
+from .runner import Program
 
-__all__ = ["Bucket", "Inspection", "Limits", "Program", "inspected"]
+__all__ = ["Inspection", "Limits", "Program", "inspected"]

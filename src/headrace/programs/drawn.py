@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..base.errors import UnsupportedModel
 from ..kernels.draws import numbers, streams
 from .inspection import RANDOM
-from .onnx import TYPES, Description, Node
+from .onnx import MOST_FIELDS, TYPES, Call, Description
 from .wire import Walk, encoded, spans
 
 _FLOAT, _INT64 = 1, 7
@@ -57,10 +57,10 @@ class Drawn:
         return found.astype(self.type).reshape(self.dims or (-1 if self.dims is None else ()))
 
 
-def random_nodes(described: Description) -> list[Node]:
+def random_nodes(described: Description) -> list[Call]:
     """Return the nodes that draw. Raises `UnsupportedModel` for one that no input can replace."""
     top = [node for node in described.graph.nodes if node.op in RANDOM and not node.domain]
-    for node in described.nodes():
+    for node in described.nodes:
         if node.op in RANDOM and not node.domain:
             if node.op == "Multinomial" or not any(node is one for one in top):
                 where = "" if node.op == "Multinomial" else ", inside a branch, loop or function"
@@ -73,28 +73,24 @@ def random_nodes(described: Description) -> list[Node]:
             if kept and kept.integer not in (TYPES if node.op == "Bernoulli" else _REAL):
                 raise _refused(node, f" of type {kept.integer}; allowed: floats")
         mode = node.inputs[2] if node.op == "Dropout" and len(node.inputs) > 2 else ""
-        if mode and _value(described, mode) is not False:
+        if mode and not _stored_false(described, mode):
             raise _refused(node, " in training mode; export the model for inference")
     return top
 
 
-def _refused(node: Node, why: str) -> UnsupportedModel:
+def _refused(node: Call, why: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"operator {node.op} {node.name[:60]!r} draws numbers that no seed reaches{why}"
     )
 
 
-def _value(described: Description, name: str) -> bool | None:
-    """Return a stored boolean; None if it is computed."""
-    for graph in described.graphs():
-        tensors = [tensor for tensor in graph.tensors if tensor.name == name]
-        for node in graph.nodes:
-            if node.op == "Constant" and name in node.outputs:
-                tensors += [one for each in node.attributes.values() for one in each.tensors]
-        for tensor in tensors:
-            if tensor.type == "bool" and len(tensor.raw) == 1:
-                return bool(tensor.raw[0])
-    return None
+def _stored_false(described: Description, name: str) -> bool:
+    """Whether a value is stored, and false."""
+    found = [tensor for tensor in described.tensors if tensor.name == name]
+    for node in described.nodes:
+        if node.op == "Constant" and name in node.outputs:
+            found += [one for each in node.attributes.values() for one in each.tensors]
+    return [bytes(tensor.raw) for tensor in found] == [b"\0"]
 
 
 def rewritten(data: bytes, described: Description) -> tuple[bytes, tuple[Drawn, ...]]:
@@ -103,17 +99,14 @@ def rewritten(data: bytes, described: Description) -> tuple[bytes, tuple[Drawn, 
     nodes = random_nodes(described)
     if not nodes:
         return data, ()
-    walk = Walk(1_000_000, 8)
-    view = memoryview(data)
-    (graph, start, end) = next(
-        (value, start, end) for number, _, value, start, end in spans(view, walk) if number == 7
-    )
+    view, walk = memoryview(data), Walk(2 * MOST_FIELDS)
+    graph, start, end = next(found[1:] for found in spans(view, walk) if found[0] == 7)
     assert isinstance(graph, memoryview)
     drawn: list[Drawn] = []
     out: list[bytes | memoryview] = []
     ports: list[bytes] = []
     place = -1
-    for number, _, _, first, last in spans(graph, walk):
+    for number, _, first, last in spans(graph, walk):
         place += number == 1
         node = described.graph.nodes[place] if number == 1 else None
         if node is None or not any(node is one for one in nodes):
@@ -127,7 +120,7 @@ def rewritten(data: bytes, described: Description) -> tuple[bytes, tuple[Drawn, 
     return b"".join([view[:start], encoded([(7, inner)]), view[end:]]), tuple(drawn)
 
 
-def _replaced(node: Node, at: int) -> tuple[Drawn, list[bytes], list[bytes]]:
+def _replaced(node: Call, at: int) -> tuple[Drawn, list[bytes], list[bytes]]:
     """Return a node's replacement: its input, nodes of the graph, and ports of the graph."""
     attributes = node.attributes
     kept = attributes.get("dtype")

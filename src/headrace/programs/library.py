@@ -78,44 +78,32 @@ class Clock:
         self._ends: dict[int, tuple[float, Any]] = {}
         self._wake = threading.Condition()
         self._next = 0.0
-        self._started = False
-        self._stopped: set[int] = set()
+        self._thread: threading.Thread | None = None
 
     @contextmanager
-    def limit(self, options: Any, seconds: float) -> Iterator[None]:
-        """Stop the run of `options` after `seconds`; `late` then tells so."""
-        key, end = id(options), time.monotonic() + seconds
+    def limit(self, options: Any, end: float) -> Iterator[None]:
+        """Stop the run of `options` when `time.monotonic()` is `end`."""
         with self._wake:
-            self._ends[key] = end, options
-            if not self._started:
-                self._started = True
-                THREADS.keep("programs-clock", self._watch)
+            self._ends[id(options)] = end, options
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = THREADS.keep("programs-clock", self._watch)
             if end < self._next:
                 self._wake.notify()
         try:
             yield
         finally:
             with self._wake:
-                self._ends.pop(key, None)
-
-    def late(self, options: Any) -> bool:
-        """Whether the clock stopped this run; asked once, after it."""
-        with self._wake:
-            found = id(options) in self._stopped
-            self._stopped.discard(id(options))
-            return found
+                del self._ends[id(options)]
 
     def _watch(self) -> None:
-        while True:
-            with self._wake:
+        with self._wake:
+            while True:
                 now = time.monotonic()
-                for key, (end, options) in list(self._ends.items()):
+                ends = [*self._ends.values()]
+                for end, options in ends:
                     if end <= now:
                         options.terminate = True
-                        self._stopped.add(key)
-                        del self._ends[key]
-                ends = [end for end, _ in self._ends.values()]
-                self._next = min([now + 3600.0, *ends])
+                self._next = min((end for end, _ in ends if end > now), default=now + 3600.0)
                 self._wake.wait(self._next - now)
 
 

@@ -62,21 +62,20 @@ def tried(inspection: Inspection, data: bytes, limits: Limits) -> Trial:
             said, _ = child.communicate(b"".join(parts.values()), timeout=2 * limits.load_seconds)
         except subprocess.TimeoutExpired:
             child.kill()
-            raise UnsupportedModel(
-                f"{name} did not load and run within {2 * limits.load_seconds:.0f} s"
-            ) from None
+            why = f"did not load and run within {2 * limits.load_seconds:.0f} s"
+            raise UnsupportedModel(f"{name} {why}") from None
         except BaseException:
             child.kill()
             raise
-    answer: Any = {}
+    answer: Any = None
     with suppress(ValueError, IndexError):
         answer = json.loads(said[:_MOST_ANSWER].splitlines()[-1])
-    reason = answer.get("refused") if isinstance(answer, dict) else None
+    answer = answer if isinstance(answer, dict) else {}
+    reason, memory, seconds = (answer.get(key) for key in ("refused", "memory", "seconds"))
+    if reason == "memory":
+        raise DoesNotFit(f"{name} needs more than {limits.memory:,} bytes to load")
     if isinstance(reason, str):
-        if reason == "memory":
-            raise DoesNotFit(f"{name} needs more than {limits.memory:,} bytes to load")
         raise ModelFileError(f"{name} does not load: {reason:.400}")
-    memory, seconds = answer.get("memory"), answer.get("seconds")
     if child.returncode or not isinstance(memory, int) or not isinstance(seconds, float):
         raise UnsupportedModel(f"{name} ends the process that loads it (status {child.returncode})")
     return Trial(memory, seconds)
