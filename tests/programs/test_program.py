@@ -31,7 +31,7 @@ from headrace.base.errors import (
     RunStopped,
     UnsupportedModel,
 )
-from headrace.programs import Limits, Program
+from headrace.programs import ForeignProgram, ProgramLimits
 from headrace.programs import trial as trials
 from headrace.programs.drawn import rewritten
 from headrace.programs.inspection import LIMITS, inspected_bytes
@@ -42,8 +42,8 @@ onnxruntime = pytest.importorskip("onnxruntime")
 Array = np.ndarray[Any, Any]
 
 
-def load(data: bytes, limits: Limits = LIMITS, *, trial: bool = False) -> Program:
-    return Program(inspected_bytes(data, "m.onnx", limits), limits, trial=trial)
+def load(data: bytes, limits: ProgramLimits = LIMITS, *, trial: bool = False) -> ForeignProgram:
+    return ForeignProgram(inspected_bytes(data, "m.onnx", limits), limits, trial=trial)
 
 
 def bare(data: bytes, inputs: dict[str, Array]) -> list[Array]:
@@ -114,12 +114,12 @@ def test_what_the_library_refuses_names_the_reason() -> None:
         load(model([node("NoSuchOperator", "x", "y")], [port("x", [1])], [port("y", [1])]))
 
 
-def loops(program: Program) -> dict[str, Array]:
+def loops(program: ForeignProgram) -> dict[str, Array]:
     return {"x": np.zeros(1, "f"), "go": np.array(True)}
 
 
 def test_a_loop_without_end_has_a_time_limit() -> None:
-    program = load(endless(), Limits(seconds=0.2))
+    program = load(endless(), ProgramLimits(seconds=0.2))
     begun = time.monotonic()
     with pytest.raises(RunStopped, match=r"stopped after 0.2 s, its time limit") as stopped:
         program.run(loops(program))
@@ -164,7 +164,7 @@ def constant(size: int) -> bytes:
 
 def test_large_constants_are_not_computed_while_it_loads() -> None:
     """ONNX Runtime computes them outside the arena, where nothing bounds them."""
-    limits = Limits(memory=1 << 28)
+    limits = ProgramLimits(memory=1 << 28)
     small = load(constant(100), limits)
     assert small.run({"x": np.zeros(1, "f")})["y"].tolist() == [10_000.0]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -180,7 +180,7 @@ def test_the_first_load_has_little_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert load(data, trial=True).trial is not None
     monkeypatch.setattr(trials, "_SPARE", -(3 << 24))
     with pytest.raises(DoesNotFit, match="needs more than 16,777,216 bytes to load"):
-        load(data, Limits(memory=1 << 24), trial=True)
+        load(data, ProgramLimits(memory=1 << 24), trial=True)
 
 
 def test_a_value_beyond_the_arena_ends_the_run_alone() -> None:
@@ -189,7 +189,10 @@ def test_a_value_beyond_the_arena_ends_the_run_alone() -> None:
         [port("s", [1], INT64)],
         [port("y", [])],
     )
-    small, large = load(data, Limits(memory=1 << 20)), load(data, Limits(memory=1 << 24))
+    small, large = (
+        load(data, ProgramLimits(memory=1 << 20)),
+        load(data, ProgramLimits(memory=1 << 24)),
+    )
     for program, count in ((small, 1 << 20), (large, 1 << 24), (large, 1 << 40)):
         with pytest.raises(InvalidRequest, match=r"cannot run on these inputs: .*bytes"):
             program.run({"s": np.array([count])})
@@ -373,7 +376,7 @@ def test_rows_that_are_equal_and_cheaper_go_together() -> None:
     assert len(runs) == 2
 
 
-def count_runs(program: Program) -> list[int]:
+def count_runs(program: ForeignProgram) -> list[int]:
     runs: list[int] = []
     kept = program.run
 

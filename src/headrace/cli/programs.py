@@ -19,7 +19,7 @@ from ..base.foreign import Undecodable, any_json
 from ..base.names import nearest
 from ..loader.catalog import CATALOG
 from ..loader.open import fetched
-from ..programs import Inspection, Limits, Program, inspected
+from ..programs import ForeignProgram, Inspection, ProgramLimits, inspected
 from ..programs.drawn import random_nodes
 from ..programs.onnx import Port
 from .models import size
@@ -75,11 +75,11 @@ def inspect(
 ) -> None:
     """Show a program's operators, shapes, states and random nodes, its cost, and whether rows may
     go together; refuse what may not be loaded."""
-    limits = Limits(memory=int(memory * 1e9), seconds=seconds)
+    limits = ProgramLimits(memory=int(memory * 1e9), seconds=seconds)
     found = inspected(_path(file, cache_dir), limits)
     report = _described(found)
     try:
-        report |= _measured(Program(found, limits, threads=threads), given or [], rows, seed)
+        report |= _measured(ForeignProgram(found, limits, threads=threads), given or [], rows, seed)
     except PackageAbsent as absent:
         report["not measured"] = absent.message
     if as_json:
@@ -105,8 +105,8 @@ def run(
     cache_dir: CacheDir = None,
 ) -> None:
     """Run a program once; print its outputs as JSON, or write them to a file."""
-    limits = Limits(memory=int(memory * 1e9), seconds=seconds)
-    program = Program.load(_path(file, cache_dir), limits, threads=threads)
+    limits = ProgramLimits(memory=int(memory * 1e9), seconds=seconds)
+    program = ForeignProgram.load(_path(file, cache_dir), limits, threads=threads)
     feed = _feed(program, given or [], seed)
     begun = time.perf_counter()
     found = program.run(feed, seed=seed)
@@ -159,7 +159,7 @@ def _described(found: Inspection) -> dict[str, Any]:
     }
 
 
-def _measured(program: Program, given: list[str], rows: int, seed: int) -> dict[str, Any]:
+def _measured(program: ForeignProgram, given: list[str], rows: int, seed: int) -> dict[str, Any]:
     feed = _feed(program, given, seed)
     shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in feed.items())
     assert program.trial is not None
@@ -177,7 +177,7 @@ def _measured(program: Program, given: list[str], rows: int, seed: int) -> dict[
     return report
 
 
-def _feed(program: Program, given: list[str], seed: int) -> dict[str, Any]:
+def _feed(program: ForeignProgram, given: list[str], seed: int) -> dict[str, Any]:
     """Make the inputs: those named on the command line, zeros for states, else random."""
     values = dict(one.partition("=")[::2] for one in given)
     ports = program.inputs

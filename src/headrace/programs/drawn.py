@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..base.errors import UnsupportedModel
 from ..kernels.draws import numbers, streams
 from .inspection import RANDOM
-from .onnx import MOST_FIELDS, TYPES, Call, Description
+from .onnx import MOST_FIELDS, TYPES, Call, OnnxModel
 from .wire import Walk, encoded, spans
 
 _FLOAT, _INT64 = 1, 7
@@ -57,7 +57,7 @@ class Drawn:
         return found.astype(self.type).reshape(self.dims or (-1 if self.dims is None else ()))
 
 
-def random_nodes(described: Description) -> list[Call]:
+def random_nodes(described: OnnxModel) -> list[Call]:
     """Return the nodes that draw. Raises `UnsupportedModel` for one that no input can replace."""
     top = [node for node in described.graph.nodes if node.op in RANDOM and not node.domain]
     for node in described.nodes:
@@ -84,7 +84,7 @@ def _refused(node: Call, why: str) -> UnsupportedModel:
     )
 
 
-def _stored_false(described: Description, name: str) -> bool:
+def _stored_false(described: OnnxModel, name: str) -> bool:
     """Whether a value is stored, and false."""
     found = [tensor for tensor in described.tensors if tensor.name == name]
     for node in described.nodes:
@@ -93,7 +93,7 @@ def _stored_false(described: Description, name: str) -> bool:
     return [bytes(tensor.raw) for tensor in found] == [b"\0"]
 
 
-def rewritten(data: bytes, described: Description) -> tuple[bytes, tuple[Drawn, ...]]:
+def rewritten(data: bytes, described: OnnxModel) -> tuple[bytes, tuple[Drawn, ...]]:
     """Return a file without random nodes, and the inputs in their places. Raises as
     `random_nodes`."""
     nodes = random_nodes(described)

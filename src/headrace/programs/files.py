@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..base.errors import InvalidRequest, ModelFileError
-from .onnx import Stored
+from .onnx import OnnxTensor
 
 MOST_BYTES = 2**31 - 1
 """Largest protobuf message that libraries read."""
@@ -72,7 +72,7 @@ def _outside(folder: Path, location: str, most: int) -> bytes:
     return _read(file, location, most)
 
 
-def gathered(folder: Path | None, tensors: Sequence[Stored], most: int) -> dict[str, bytes]:
+def gathered(folder: Path | None, tensors: Sequence[OnnxTensor], most: int) -> dict[str, bytes]:
     """Read all outside data, each file once. Raises `ModelFileError`."""
     found: dict[str, bytes] = {}
     for tensor in tensors:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..base.errors import DoesNotFit, ModelFileError, UnsupportedModel
 from . import files
-from .onnx import Call, Description, Port, description
+from .onnx import Call, OnnxModel, Port, description
 
 DOMAINS = ("", "ai.onnx.ml", "com.microsoft")
 """Operators that ONNX Runtime has built in; others come from libraries, which are not loaded."""
@@ -33,7 +33,7 @@ RANDOM = (*_DRAWS, *(f"{name}Like" for name in _DRAWS), "Bernoulli", "Multinomia
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProgramLimits:
     """Limits on one program. What exceeds them is refused before it is allocated or run."""
 
     memory: int = 4 << 30
@@ -45,8 +45,8 @@ class Limits:
     load_seconds: float = 120.0
 
 
-LIMITS = Limits()
-"""What holds if nothing else is said."""
+LIMITS = ProgramLimits()
+"""Limits that hold if no others are given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Inspection:
 
     name: str
     data: bytes = field(repr=False)
-    described: Description = field(repr=False)
+    described: OnnxModel = field(repr=False)
     outside: dict[str, bytes] = field(repr=False)
     """External data by location."""
 
@@ -99,7 +99,7 @@ class Inspection:
         return sum(self.operators[op] for op in LOOPS)
 
 
-def inspected(path: Path, limits: Limits = LIMITS) -> Inspection:
+def inspected(path: Path, limits: ProgramLimits = LIMITS) -> Inspection:
     """Read and check an ONNX file with its external data.
 
     Raises `InvalidRequest`, `ModelFileError`, `UnsupportedModel`, `DoesNotFit`.
@@ -110,7 +110,7 @@ def inspected(path: Path, limits: Limits = LIMITS) -> Inspection:
 
 
 def inspected_bytes(
-    data: bytes, name: str, limits: Limits = LIMITS, folder: Path | None = None
+    data: bytes, name: str, limits: ProgramLimits = LIMITS, folder: Path | None = None
 ) -> Inspection:
     """Check the bytes of an ONNX file; external data is read below `folder`."""
     try:
@@ -123,7 +123,7 @@ def inspected_bytes(
     return Inspection(name, data, described, outside)
 
 
-def _operators(name: str, described: Description, limits: Limits) -> None:
+def _operators(name: str, described: OnnxModel, limits: ProgramLimits) -> None:
     opset = described.opsets.get("")
     if opset is None or opset < OLDEST_OPSET:
         raise UnsupportedModel(f"{name}: opset {opset}; allowed: {OLDEST_OPSET} and later")
@@ -139,7 +139,7 @@ def _operators(name: str, described: Description, limits: Limits) -> None:
             raise UnsupportedModel(f"{name}: operator {node.full} is not run: {why}")
 
 
-def _ports(name: str, described: Description, limits: Limits) -> None:
+def _ports(name: str, described: OnnxModel, limits: ProgramLimits) -> None:
     if not described.graph.outputs:
         raise ModelFileError(f"{name}: the graph has no output")
     for what, ports in (("input", described.inputs), ("output", described.graph.outputs)):
@@ -154,7 +154,7 @@ def _ports(name: str, described: Description, limits: Limits) -> None:
                 )
 
 
-def _expanded(name: str, described: Description, limits: Limits) -> None:
+def _expanded(name: str, described: OnnxModel, limits: ProgramLimits) -> None:
     """Count nodes as a library that puts functions in place would have them: ten functions, each
     calling the next ten times, are ten thousand million."""
     counts: dict[tuple[str, str], int] = {}
@@ -176,7 +176,7 @@ def _expanded(name: str, described: Description, limits: Limits) -> None:
         raise UnsupportedModel(f"{name}: {total:,} nodes, at most {limits.nodes:,} are loaded")
 
 
-def _memory(name: str, described: Description, limits: Limits) -> None:
+def _memory(name: str, described: OnnxModel, limits: ProgramLimits) -> None:
     weights = sum(tensor.bytes for tensor in described.tensors)
     for what, size in (("its weights", weights), *_sizes(described)):
         if size > limits.memory:
@@ -185,7 +185,7 @@ def _memory(name: str, described: Description, limits: Limits) -> None:
             )
 
 
-def _sizes(described: Description) -> Iterator[tuple[str, int]]:
+def _sizes(described: OnnxModel) -> Iterator[tuple[str, int]]:
     """Yield values whose size the file itself tells."""
     for graph in described.graphs:
         stored = {tensor.name: tensor for tensor in graph.tensors}
@@ -202,7 +202,7 @@ def _sizes(described: Description) -> Iterator[tuple[str, int]]:
             yield f"value {port.name}", port.bytes
 
 
-def _states(described: Description) -> Iterator[StateTensor]:
+def _states(described: OnnxModel) -> Iterator[StateTensor]:
     outputs = {port.name: port for port in described.graph.outputs}
     for port in described.inputs:
         name, old = port.name, port.name.removesuffix("_in")

@@ -71,7 +71,7 @@ def run_options() -> Any:
     return options
 
 
-class Clock:
+class RunClock:
     """The thread that stops runs at their time limit."""
 
     def __init__(self) -> None:
@@ -107,4 +107,4 @@ class Clock:
                 self._wake.wait(self._next - now)
 
 
-CLOCK = Clock()
+CLOCK = RunClock()

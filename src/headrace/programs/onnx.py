@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from ..base.errors import ModelFileError
-from .wire import Message, Walk
+from .wire import Walk, WireFields
 
 _NAMES = """float32 uint8 int8 uint16 int16 int32 int64 string bool float16 float64 uint32 uint64
 complex64 complex128 bfloat16 float8e4m3fn float8e4m3fnuz float8e5m2 float8e5m2fnuz uint4 int4
@@ -31,7 +31,7 @@ Dim = int | str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class OnnxTensor:
     """A stored tensor."""
 
     name: str
@@ -56,7 +56,7 @@ class Attribute:
     integer: int
     real: float
     integers: tuple[int, ...]
-    tensors: tuple[Stored, ...]
+    tensors: tuple[OnnxTensor, ...]
     graphs: tuple[Net, ...]
 
 
@@ -110,14 +110,14 @@ class Net:
     """A graph."""
 
     nodes: tuple[Call, ...]
-    tensors: tuple[Stored, ...]
+    tensors: tuple[OnnxTensor, ...]
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     values: tuple[Port, ...]
 
 
 @dataclass(frozen=True)
-class Description:
+class OnnxModel:
     """A whole file, read."""
 
     ir: int
@@ -151,7 +151,7 @@ class Description:
         return tuple(node for body in bodies for node in body)
 
     @cached_property
-    def tensors(self) -> tuple[Stored, ...]:
+    def tensors(self) -> tuple[OnnxTensor, ...]:
         kept = [tensor for graph in self.graphs for tensor in graph.tensors]
         own = [
             tensor
@@ -162,9 +162,9 @@ class Description:
         return (*kept, *own)
 
 
-def description(data: bytes) -> Description:
+def description(data: bytes) -> OnnxModel:
     """Read a model. Raises `ModelFileError` for damage, or too many fields or nested graphs."""
-    file = Message(memoryview(data), Walk(MOST_FIELDS))
+    file = WireFields(memoryview(data), Walk(MOST_FIELDS))
     graph = file.one(7, "graph")
     if graph is None:
         raise ModelFileError("no ONNX model: it has no graph")
@@ -175,7 +175,7 @@ def description(data: bytes) -> Description:
         if key in functions:
             raise ModelFileError(f"function {key[0]:.80}.{key[1]:.80} is defined twice")
         functions[key] = _nodes(one, 7, 0)
-    return Description(
+    return OnnxModel(
         file.number(1, "ir_version"),
         {"" if domain == "ai.onnx" else domain: version for domain, version in opsets.items()},
         file.text(2, "producer_name"),
@@ -185,7 +185,7 @@ def description(data: bytes) -> Description:
     )
 
 
-def _graph(file: Message, depth: int) -> Net:
+def _graph(file: WireFields, depth: int) -> Net:
     if depth > MOST_DEPTH:
         raise ModelFileError(f"a graph is nested more than {MOST_DEPTH} deep")
     if 15 in file.fields:
@@ -198,11 +198,11 @@ def _graph(file: Message, depth: int) -> Net:
     )
 
 
-def _nodes(file: Message, at: int, depth: int) -> tuple[Call, ...]:
+def _nodes(file: WireFields, at: int, depth: int) -> tuple[Call, ...]:
     return tuple(_node(one, depth) for one in file.all(at, "node"))
 
 
-def _node(file: Message, depth: int) -> Call:
+def _node(file: WireFields, depth: int) -> Call:
     op, domain = file.text(4, "op_type"), file.text(7, "domain of a node")
     if not op:
         raise ModelFileError("a node has no op_type")
@@ -217,7 +217,7 @@ def _node(file: Message, depth: int) -> Call:
     return Call(op, domain, name, tuple(inputs), tuple(outputs), attributes)
 
 
-def _attribute(file: Message, depth: int) -> Attribute:
+def _attribute(file: WireFields, depth: int) -> Attribute:
     real = file.fields.get(2, [memoryview(b"\0\0\0\0")])[-1]
     if isinstance(real, int) or len(real) != 4:
         raise ModelFileError("a float attribute has not four bytes")
@@ -236,7 +236,7 @@ def _attribute(file: Message, depth: int) -> Attribute:
     )
 
 
-def _tensor(file: Message) -> Stored:
+def _tensor(file: WireFields) -> OnnxTensor:
     name = file.text(8, "name of a tensor")
     type, bits = _type(file.number(2, "data_type"), name)
     dims = tuple(file.numbers(1))
@@ -245,7 +245,9 @@ def _tensor(file: Message) -> Stored:
     if (count := prod(dims)) * max(bits, 8) >= MOST:
         raise ModelFileError(f"tensor {name:.80} {list(dims)} has more than 2^63 bits")
     if type == "string":
-        return Stored(name, type, dims, sum(32 + len(one) for one in file.bytes(6, "string_data")))
+        return OnnxTensor(
+            name, type, dims, sum(32 + len(one) for one in file.bytes(6, "string_data"))
+        )
     size = (count * bits + 7) // 8
     sized = f"tensor {name:.80} has {size:,} bytes by its shape, and"
     if file.number(14, "data_location") == 1:
@@ -255,7 +257,7 @@ def _tensor(file: Message) -> Stored:
             raise ModelFileError(f"tensor {name:.80}: offset {offset:.40} in {location:.80}")
         if (length := place.get("length", str(size))) != str(size):
             raise ModelFileError(f"{sized} {length:.40} in {location:.80}")
-        return Stored(name, type, dims, size, location, int(offset))
+        return OnnxTensor(name, type, dims, size, location, int(offset))
     if len(raw := file.bytes(9, "raw_data")) > 1:
         raise ModelFileError(f"tensor {name:.80} has raw data twice")
     if raw and len(raw[0]) != size:
@@ -265,15 +267,15 @@ def _tensor(file: Message) -> Stored:
     held = sum(8 if isinstance(value, int) else len(value) for value in typed)
     if not raw and count > 32 * held:
         raise ModelFileError(f"{sized} {held:,} are stored")
-    return Stored(name, type, dims, size, raw=raw[0] if raw else memoryview(b""))
+    return OnnxTensor(name, type, dims, size, raw=raw[0] if raw else memoryview(b""))
 
 
-def _pairs(file: Message, at: int, what: str) -> dict[str, str]:
+def _pairs(file: WireFields, at: int, what: str) -> dict[str, str]:
     entries = file.all(at, what)
     return {one.text(1, f"key of {what}"): one.text(2, f"value of {what}") for one in entries}
 
 
-def _port(file: Message) -> Port:
+def _port(file: WireFields) -> Port:
     name = file.text(1, "name of a value")
     type = file.one(2, f"type of {name:.80}")
     tensor = None if type is None else type.one(1, "tensor_type")

@@ -17,7 +17,7 @@ Feed = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowAxes:
     """Dimension of each input and output that counts rows; None for what rows must share."""
 
     inputs: dict[str, int | None]
@@ -26,7 +26,7 @@ class Rows:
     @classmethod
     def of(
         cls, inputs: Sequence[Port], outputs: Sequence[Port], states: Sequence[StateTensor]
-    ) -> Rows | str:
+    ) -> RowAxes | str:
         """Find the dimensions: of a state the free one, else the first if it is free."""
         kept = {name: one.axis for one in states for name in (one.input, one.output)}
 
@@ -50,7 +50,7 @@ class Rows:
         )
 
 
-def join(feeds: Sequence[Feed], rows: Rows) -> dict[str, Array]:
+def join(feeds: Sequence[Feed], rows: RowAxes) -> dict[str, Array]:
     """Put rows behind each other; inputs without rows are the first one's."""
     return {
         name: feeds[0][name] if axis is None else np.concatenate([one[name] for one in feeds], axis)
@@ -58,7 +58,7 @@ def join(feeds: Sequence[Feed], rows: Rows) -> dict[str, Array]:
     }
 
 
-def split(outputs: Feed, rows: Rows, count: int) -> list[dict[str, Array]] | str:
+def split(outputs: Feed, rows: RowAxes, count: int) -> list[dict[str, Array]] | str:
     """Take outputs apart, or tell why they cannot be."""
     parts: list[dict[str, Array]] = [{} for _ in range(count)]
     for name, value in outputs.items():
@@ -70,7 +70,7 @@ def split(outputs: Feed, rows: Rows, count: int) -> list[dict[str, Array]] | str
     return parts
 
 
-def varied(inputs: Feed, rows: Rows, seed: int) -> dict[str, Array]:
+def varied(inputs: Feed, rows: RowAxes, seed: int) -> dict[str, Array]:
     """Return inputs of the same form with the sample's own values in another order; seed 0: as
     they are."""
     draw = np.random.default_rng(seed)

@@ -16,9 +16,9 @@ import numpy as np
 from ..base.errors import InvalidRequest, ModelFileError, RunStopped
 from . import library
 from .drawn import FIRST, rewritten
-from .inspection import LIMITS, Inspection, Limits, StateTensor, inspected
+from .inspection import LIMITS, Inspection, ProgramLimits, StateTensor, inspected
 from .onnx import Port
-from .rows import Array, Feed, Rows, differs, join, split, varied
+from .rows import Array, Feed, RowAxes, differs, join, split, varied
 from .trial import Trial, plain, tried
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -39,13 +39,13 @@ class RowsVerdict:
     joined_ns: int = 0
 
 
-class Program:
+class ForeignProgram:
     """A loaded program. Its methods may be called from any thread."""
 
     def __init__(
         self,
         inspection: Inspection,
-        limits: Limits = LIMITS,
+        limits: ProgramLimits = LIMITS,
         *,
         threads: int = 1,
         trial: bool = True,
@@ -80,7 +80,9 @@ class Program:
         self._lock = threading.Lock()
 
     @classmethod
-    def load(cls, path: Path, limits: Limits = LIMITS, *, threads: int = 1) -> Program:
+    def load(
+        cls, path: Path, limits: ProgramLimits = LIMITS, *, threads: int = 1
+    ) -> ForeignProgram:
         """Inspect a file and load it. Raises as `inspected` and the class."""
         return cls(inspected(path, limits), limits, threads=threads)
 
@@ -187,12 +189,12 @@ class Program:
         return self.buckets.get(shapes, min(covering, default=None))
 
     @cached_property
-    def rows(self) -> Rows | str:
+    def rows(self) -> RowAxes | str:
         """Dimensions that count rows, or the reason why rows never go together."""
         if self.drawn:
             return "it draws numbers, and each row has its own seed"
         outputs = self.inspection.described.graph.outputs
-        return Rows.of([*self.inputs.values()], outputs, self.states)
+        return RowAxes.of([*self.inputs.values()], outputs, self.states)
 
     def prove(self, inputs: Feed, count: int) -> RowsVerdict:
         """Try `count` rows like this one together: each output must have the bits it has alone, in
@@ -205,7 +207,7 @@ class Program:
         self.verdicts[self.shapes(inputs), count] = verdict
         return verdict
 
-    def _proven(self, feeds: list[dict[str, Array]], rows: Rows) -> RowsVerdict:
+    def _proven(self, feeds: list[dict[str, Array]], rows: RowAxes) -> RowsVerdict:
         alone = [self.run(feed) for feed in feeds]
         for order in (range(len(feeds)), range(len(feeds) - 1, -1, -1)):
             parts = split(self.run(join([feeds[at] for at in order], rows)), rows, len(feeds))

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..base.errors import DoesNotFit, ModelFileError, UnsupportedModel
 from ..media.seccomp import confine
-from .inspection import Inspection, Limits
+from .inspection import Inspection, ProgramLimits
 from .library import library, session
 
 _SPARE = 256 << 20
@@ -36,7 +36,7 @@ class Trial:
     seconds: float
 
 
-def tried(inspection: Inspection, data: bytes, limits: Limits) -> Trial:
+def tried(inspection: Inspection, data: bytes, limits: ProgramLimits) -> Trial:
     """Load a program in a child, and run it once with zeros if every size is known or may be 1.
 
     Raises `DoesNotFit`, `ModelFileError` with the library's reason, `UnsupportedModel` if it

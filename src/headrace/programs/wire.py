@@ -71,7 +71,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-class Message:
+class WireFields:
     """A message: its values by field number, in order. `what` names a field in errors."""
 
     def __init__(self, view: memoryview, walk: Walk) -> None:
@@ -87,11 +87,11 @@ class Message:
             raise ModelFileError(f"{what} is a number where bytes are due")
         return values  # type: ignore[return-value]
 
-    def all(self, at: int, what: str) -> list[Message]:
+    def all(self, at: int, what: str) -> list[WireFields]:
         """Return the messages of a repeated field."""
-        return [Message(one, self.walk) for one in self.bytes(at, what)]
+        return [WireFields(one, self.walk) for one in self.bytes(at, what)]
 
-    def one(self, at: int, what: str) -> Message | None:
+    def one(self, at: int, what: str) -> WireFields | None:
         """Return the only message of a field. Libraries would merge a second one."""
         if len(self.fields.get(at, ())) > 1:
             raise ModelFileError(f"{what} occurs {len(self.fields[at])} times, allowed is once")
