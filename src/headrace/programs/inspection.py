@@ -28,8 +28,9 @@ _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 3
 ELEMENTS = ("bool", "float16", "float32", "float64", *_INTEGERS)
 """Element types of inputs and outputs, as numpy calls them."""
 LOOPS = ("Loop", "Scan")
-_DRAWS = ("RandomNormal", "RandomUniform")
-RANDOM = (*_DRAWS, *(f"{name}Like" for name in _DRAWS), "Bernoulli", "Multinomial")
+DRAWN = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+RANDOM = (*DRAWN, "Bernoulli", "Multinomial")
+"""Operators that draw numbers; the first can be replaced by inputs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,11 @@ class OnnxModel:
         return (*kept, *own)
 
 
+def _need(right: bool, message: str) -> None:
+    if not right:
+        raise ModelFileError(message)
+
+
 def description(data: bytes) -> OnnxModel:
     """Read a model. Raises `ModelFileError` for damage, or too many fields or nested graphs."""
     file = WireFields(memoryview(data), Walk(MOST_FIELDS))
@@ -172,8 +177,7 @@ def description(data: bytes) -> OnnxModel:
     functions = {}
     for one in file.all(25, "functions"):
         key = one.text(10, "domain of a function"), one.text(1, "name of a function")
-        if key in functions:
-            raise ModelFileError(f"function {key[0]:.80}.{key[1]:.80} is defined twice")
+        _need(key not in functions, f"function {key[0]:.80}.{key[1]:.80} is defined twice")
         functions[key] = _nodes(one, 7, 0)
     return OnnxModel(
         file.number(1, "ir_version"),
@@ -186,10 +190,8 @@ def description(data: bytes) -> OnnxModel:
 
 
 def _graph(file: WireFields, depth: int) -> Net:
-    if depth > MOST_DEPTH:
-        raise ModelFileError(f"a graph is nested more than {MOST_DEPTH} deep")
-    if 15 in file.fields:
-        raise ModelFileError("sparse initialisers are not read; store them dense")
+    _need(depth <= MOST_DEPTH, f"a graph is nested more than {MOST_DEPTH} deep")
+    _need(15 not in file.fields, "sparse initialisers are not read; store them dense")
     ports = ((11, "input"), (12, "output"), (13, "value_info"))
     return Net(
         _nodes(file, 1, depth),
@@ -204,13 +206,11 @@ def _nodes(file: WireFields, at: int, depth: int) -> tuple[Call, ...]:
 
 def _node(file: WireFields, depth: int) -> Call:
     op, domain = file.text(4, "op_type"), file.text(7, "domain of a node")
-    if not op:
-        raise ModelFileError("a node has no op_type")
+    _need(op != "", "a node has no op_type")
     attributes = {}
     for one in file.all(5, "attribute"):
         name = one.text(1, "name of an attribute")
-        if name in attributes:
-            raise ModelFileError(f"{op:.80} has the attribute {name:.80} twice")
+        _need(name not in attributes, f"{op:.80} has the attribute {name:.80} twice")
         attributes[name] = _attribute(one, depth)
     name, domain = file.text(3, "name of a node"), "" if domain == "ai.onnx" else domain
     inputs, outputs = file.texts(1, "input of a node"), file.texts(2, "output of a node")
@@ -221,12 +221,10 @@ def _attribute(file: WireFields, depth: int) -> Attribute:
     real = file.fields.get(2, [memoryview(b"\0\0\0\0")])[-1]
     if isinstance(real, int) or len(real) != 4:
         raise ModelFileError("a float attribute has not four bytes")
-    if {22, 23} & file.fields.keys():
-        raise ModelFileError("sparse attributes are not read; store them dense")
+    _need(not {22, 23} & file.fields.keys(), "sparse attributes are not read; store them dense")
     graphs = [*file.all(6, "g"), *file.all(11, "graphs")]
     tensors = [*file.all(5, "t"), *file.all(10, "tensors")]
-    if {5, 6} & {at for at, values in file.fields.items() if len(values) > 1}:
-        raise ModelFileError("an attribute has two values")
+    _need(all(len(file.fields.get(at, ())) < 2 for at in (5, 6)), "an attribute has two values")
     return Attribute(
         file.number(3, "i"),
         float(struct.unpack("<f", real)[0]),
@@ -240,10 +238,10 @@ def _tensor(file: WireFields) -> OnnxTensor:
     name = file.text(8, "name of a tensor")
     type, bits = _type(file.number(2, "data_type"), name)
     dims = tuple(file.numbers(1))
-    if len(dims) > MOST_RANK or any(dim < 0 for dim in dims):
-        raise ModelFileError(f"tensor {name:.80} has the shape {dims[:MOST_RANK]}")
-    if (count := prod(dims)) * max(bits, 8) >= MOST:
-        raise ModelFileError(f"tensor {name:.80} {list(dims)} has more than 2^63 bits")
+    small = len(dims) <= MOST_RANK and all(dim >= 0 for dim in dims)
+    _need(small, f"tensor {name:.80} has the shape {dims[:MOST_RANK]}")
+    count = prod(dims)
+    _need(count * max(bits, 8) < MOST, f"tensor {name:.80} {list(dims)} has more than 2^63 bits")
     if type == "string":
         return OnnxTensor(
             name, type, dims, sum(32 + len(one) for one in file.bytes(6, "string_data"))
@@ -253,20 +251,18 @@ def _tensor(file: WireFields) -> OnnxTensor:
     if file.number(14, "data_location") == 1:
         place = _pairs(file, 13, "external_data")
         location, offset = place.get("location", ""), place.get("offset", "0")
-        if not (offset.isascii() and offset.isdecimal() and len(offset) < 19):
-            raise ModelFileError(f"tensor {name:.80}: offset {offset:.40} in {location:.80}")
-        if (length := place.get("length", str(size))) != str(size):
-            raise ModelFileError(f"{sized} {length:.40} in {location:.80}")
+        decimal = offset.isascii() and offset.isdecimal() and len(offset) < 19
+        _need(decimal, f"tensor {name:.80}: offset {offset:.40} in {location:.80}")
+        length = place.get("length", str(size))
+        _need(length == str(size), f"{sized} {length:.40} in {location:.80}")
         return OnnxTensor(name, type, dims, size, location, int(offset))
-    if len(raw := file.bytes(9, "raw_data")) > 1:
-        raise ModelFileError(f"tensor {name:.80} has raw data twice")
-    if raw and len(raw[0]) != size:
-        raise ModelFileError(f"{sized} {len(raw[0]):,} are stored")
+    raw = file.bytes(9, "raw_data")
+    _need(len(raw) < 2, f"tensor {name:.80} has raw data twice")
+    _need(not raw or len(raw[0]) == size, f"{sized} {sum(map(len, raw)):,} are stored")
     # Numbers in typed fields: an element has at least two bits.
     typed = [value for at in (4, 5, 7, 10, 11) for value in file.fields.get(at, ())]
     held = sum(8 if isinstance(value, int) else len(value) for value in typed)
-    if not raw and count > 32 * held:
-        raise ModelFileError(f"{sized} {held:,} are stored")
+    _need(bool(raw) or count <= 32 * held, f"{sized} {held:,} are stored")
     return OnnxTensor(name, type, dims, size, raw=raw[0] if raw else memoryview(b""))
 
 
@@ -288,18 +284,15 @@ def _port(file: WireFields) -> Port:
     dims: list[Dim] = []
     for one in shape.all(1, "dim"):
         value = one.number(1, "dim_value")
-        if value < -1:
-            raise ModelFileError(f"value {name:.80} has a dimension of {value}")
+        _need(value >= -1, f"value {name:.80} has a dimension of {value}")
         # Some exporters write 0 or −1 where the size is unknown.
         dims.append(value if value > 0 else one.text(2, "dim_param") or None)
-    if len(dims) > MOST_RANK:
-        raise ModelFileError(f"value {name:.80} has {len(dims)} dimensions")
-    if prod(dim for dim in dims if isinstance(dim, int)) >= MOST // 128:
-        raise ModelFileError(f"value {name:.80} {dims} has more than 2^63 bits")
+    _need(len(dims) <= MOST_RANK, f"value {name:.80} has {len(dims)} dimensions")
+    count = prod(dim for dim in dims if isinstance(dim, int))
+    _need(count < MOST // 128, f"value {name:.80} {dims} has more than 2^63 bits")
     return Port(name, element, tuple(dims))
 
 
 def _type(code: int, name: str) -> tuple[str, int]:
-    if code not in TYPES:
-        raise ModelFileError(f"{name:.80} has the element type {code}, which is not known")
+    _need(code in TYPES, f"{name:.80} has the element type {code}, which is not known")
     return TYPES[code]

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import InvalidRequest, ModelFileError, RunStopped
-from . import library
 from .drawn import FIRST, rewritten
 from .inspection import LIMITS, Inspection, ProgramLimits, StateTensor, inspected
+from .library import CLOCK, plain, run_options, session
 from .onnx import Port
 from .rows import Array, Feed, RowAxes, differs, join, split, varied
-from .trial import Trial, plain, tried
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of every input."""
@@ -60,7 +59,7 @@ class ForeignProgram:
         self.trial: Trial | None = tried(inspection, data, limits) if trial else None
         self.inputs = {one.name: one for one in inspection.described.inputs}
         try:
-            self._session = library.session(
+            self._session = session(
                 data,
                 inspection.outside,
                 fixed=not self.drawn and all(one.fixed for one in self.inputs.values()),
@@ -110,11 +109,11 @@ class ForeignProgram:
         """
         feed = self._checked(inputs)
         limit = self.limits.seconds if seconds is None else min(seconds, self.limits.seconds)
-        options, end = library.run_options(), time.monotonic() + limit
+        options, end = run_options(), time.monotonic() + limit
         with self._lock:
             self._running.add(options)
         try:
-            with library.CLOCK.limit(options, end):
+            with CLOCK.limit(options, end):
                 while True:
                     for at, one in enumerate(self.drawn):
                         feed[one.input] = one.values(seed, at, self._counts[one.input])
