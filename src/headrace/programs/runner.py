@@ -16,7 +16,7 @@ import numpy as np
 from ..base.errors import InvalidRequest, ModelFileError, RunStopped
 from .drawn import FIRST, rewritten
 from .inspection import LIMITS, Inspection, ProgramLimits, StateTensor, inspected
-from .library import CLOCK, plain, run_options, session
+from .library import CLOCK, Trial, plain, run_options, session, tried
 from .onnx import Port
 from .rows import Array, Feed, RowAxes, differs, join, split, varied
 
