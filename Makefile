@@ -136,7 +136,12 @@ lock: $(VENV)/.installed
 	    --no-annotate --no-header --upgrade pyproject.toml --output-file deploy/requirements.lock
 	cp deploy/requirements.lock deploy/image.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	    --no-annotate --no-header --extra factory pyproject.toml --output-file deploy/image.lock
+	    --no-annotate --no-header --extra factory --extra discovery pyproject.toml \
+	    --output-file deploy/image.lock
+	cp deploy/image.lock deploy/image-cuda.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	    --no-annotate --no-header --extra factory --extra discovery --extra torch pyproject.toml \
+	    --output-file deploy/image-cuda.lock
 
 wheels:
 	PYTHON=$(PYTHON) deploy/wheels.sh
