@@ -344,7 +344,7 @@ async def test_an_event_without_end_or_of_other_words_loses_nothing(
         ),
         ("", [slice_of("b", "fd00::1", family="IPv6")], ["http://[fd00::1]:8000"]),
     ],
-    ids=str,
+    ids=range(5),
 )
 @on_the_loop_of_servers
 async def test_ports_and_families(
