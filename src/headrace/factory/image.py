@@ -283,6 +283,7 @@ def _base(work: Work) -> Result:
     entries |= _unpacked(place, rest)
     if "usr/bin/gcc-12" in entries:
         entries["usr/bin/cc"] = entries["usr/bin/gcc"] = Entry(link="gcc-12")
+        entries["etc/debian_version"] = Entry(b"12\n".__bytes__)  # NVIDIA's runtime asks for it.
     user = f"root:x:0:0::/:/\nheadrace:x:{USER}:{USER}::/cache:/\n".encode()
     group = f"root:x:0:\nheadrace:x:{USER}:\n".encode()
     entries["etc/passwd"], entries["etc/group"] = Entry(user.__bytes__), Entry(group.__bytes__)
