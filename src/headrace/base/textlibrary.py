@@ -11,9 +11,10 @@ import ctypes
 import functools
 import sysconfig
 from array import array
-from ctypes import c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
+
+from .c_header import Header, declare
 
 VERSION = 6
 """Version of the C ABI: `hrt_version`."""
@@ -21,45 +22,7 @@ FILE = Path(__file__).parents[1] / "text" / "_headrace_text.so"
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "text", FILE.name)
 """Path in an editable install."""
 
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "hrt_version": (c_int32, []),
-    "hrt_strings": (c_int64, [c_void_p, c_int64, c_int64, c_int64, c_void_p]),
-    "hrt_bpe_new": (
-        c_void_p,
-        [
-            c_char_p,
-            c_void_p,
-            c_int64,
-            c_char_p,
-            c_void_p,
-            c_int64,
-            c_int32,
-            c_int32,
-            c_int32,
-            c_uint64,
-        ],
-    ),
-    "hrt_bpe_free": (None, [c_void_p]),
-    "hrt_bpe_find": (c_int64, [c_void_p, c_char_p, c_int64]),
-    "hrt_bpe_longest": (c_int64, [c_void_p]),
-    "hrt_bpe_encode": (c_int64, [c_void_p, c_char_p, c_int64, c_void_p]),
-    "hrt_automaton_new": (c_void_p, [c_int32, c_int32, c_uint64]),
-    "hrt_automaton_free": (None, [c_void_p]),
-    "hrt_automaton_held": (c_int64, [c_void_p]),
-    "hrt_automaton_cut": (c_int32, [c_void_p, c_void_p, c_int64]),
-    "hrt_automaton_extend": (c_int32, [c_void_p, c_void_p, c_int64]),
-    "hrt_automaton_end": (None, [c_void_p, c_void_p]),
-    "hrt_automaton_follow": (None, [c_void_p, c_void_p, c_void_p, c_int64]),
-    "hrt_automaton_path": (
-        c_int32,
-        [c_void_p, c_void_p, c_int32, c_int32, c_int32, c_double, c_void_p, c_void_p],
-    ),
-    "hrt_copy": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int32]),
-    "hrt_populate": (None, [c_void_p, c_void_p, c_int64, c_int32]),
-    "hrt_send": (c_int32, [c_int32, c_void_p, c_void_p, c_int64, c_double]),
-    "hrt_receive": (c_int32, [c_int32, c_void_p, c_void_p, c_int64, c_double]),
-    "hrt_automaton_counts": (None, [c_void_p, c_void_p, c_void_p]),
-}
+_SOURCES = FILE.parent / "csrc"
 
 
 class TextLibraryAbsent(Exception):
@@ -101,9 +64,7 @@ def _load(kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
 def _opened(file: Path, kind: type[ctypes.CDLL]) -> ctypes.CDLL:
     try:
         loaded = kind(str(file))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(loaded, name)
-            function.restype, function.argtypes = result, arguments
+        declare(loaded, Header(*sorted(_SOURCES.glob("*.cpp"))))
     except (OSError, AttributeError) as error:
         raise TextLibraryAbsent(f"{file} cannot be loaded: {error}") from error
     if loaded.hrt_version() != VERSION:
