@@ -76,10 +76,3 @@ def _type(declared: str) -> Any:
         text = re.match(r"\s*const char\* ?\w*$", declared)
         return ctypes.c_char_p if text else ctypes.c_void_p
     return _TYPES[declared.split()[0]]
-
-
-def declare(library: ctypes.CDLL, header: Header) -> None:
-    """Declare its functions to ctypes. Raises `AttributeError` for one that is missing."""
-    for name, (result, arguments) in header.functions.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments

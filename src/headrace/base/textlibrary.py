@@ -14,7 +14,8 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from .c_header import Header, declare
+from .c_header import Header
+from .native import BUILD, LibraryAbsent, LibraryStale, loaded
 
 VERSION = 6
 """Version of the C ABI: `hrt_version`."""
@@ -25,16 +26,12 @@ INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "text", FILE.name)
 _SOURCES = FILE.parent / "csrc"
 
 
-class TextLibraryAbsent(Exception):
-    """Reason why the library cannot be used, as a clause."""
-
-
 @functools.cache
 def library(kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL | None:
     """Load the library; None if it cannot be used: `absence` gives the reason."""
     try:
         return _load(kind)
-    except TextLibraryAbsent:
+    except LibraryAbsent:
         return None
 
 
@@ -42,37 +39,25 @@ def absence() -> str | None:
     """Return the reason why `library` is None, as a clause; None if it is not."""
     try:
         _load()
-    except TextLibraryAbsent as absent:
+    except LibraryAbsent as absent:
         return str(absent)
     return None
 
 
 def _load(kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
-    absent: TextLibraryAbsent | None = None
-    for file in (FILE, INSTALLED):
-        if file.exists():
-            try:
-                return _opened(file, kind)
-            except TextLibraryAbsent as error:  # the other one may be of a later build
-                absent = absent or error
-    raise absent or TextLibraryAbsent(
-        "our own library was not built (no C++ compiler at install time?); "
-        "`python -m headrace.kernels.cpu.build` builds it in place"
-    )
-
-
-def _opened(file: Path, kind: type[ctypes.CDLL]) -> ctypes.CDLL:
-    try:
-        loaded = kind(str(file))
-        declare(loaded, Header(*sorted(_SOURCES.glob("*.cpp"))))
-    except (OSError, AttributeError) as error:
-        raise TextLibraryAbsent(f"{file} cannot be loaded: {error}") from error
-    if loaded.hrt_version() != VERSION:
-        raise TextLibraryAbsent(
-            f"{file} belongs to another version of Headrace; "
-            "`python -m headrace.kernels.cpu.build` builds it anew"
+    header = Header(*sorted(_SOURCES.glob("*.cpp")))
+    found = loaded((FILE, INSTALLED), header, _check, kind)
+    if found is None:
+        raise LibraryAbsent(
+            "our own library was not built (no C++ compiler at install time?); "
+            f"{BUILD} builds it in place"
         )
-    return loaded
+    return found
+
+
+def _check(library: ctypes.CDLL, file: Path) -> None:
+    if library.hrt_version() != VERSION:
+        raise LibraryStale(f"{file} belongs to another version of Headrace; {BUILD} builds it anew")
 
 
 def walk_strings(data: Any, at: int, end: int, count: int) -> tuple[int, array[int]] | None:
@@ -81,12 +66,12 @@ def walk_strings(data: Any, at: int, end: int, count: int) -> tuple[int, array[i
     Returns (offset after the last one, or -1 if that exceeds `end`; `Packed.starts` of them), or
     None if the library is absent.
     """
-    loaded = library()
-    if loaded is None:
+    native = library()
+    if native is None:
         return None
     starts = array("Q", [0]) * (count + 1)
     held = ctypes.c_char.from_buffer(data)
-    walked: int = loaded.hrt_strings(
+    walked: int = native.hrt_strings(
         ctypes.addressof(held), at, end, count, starts.buffer_info()[0]
     )
     return walked, starts
