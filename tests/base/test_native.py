@@ -1,4 +1,4 @@
-"""Loading of our libraries: functions from their sources, the first file that fits, clear errors."""
+"""Loading of our libraries: functions of their sources, the first file that fits, plain errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_functions_have_the_types_of_their_declarations(header: Callable[[str], 
 
 
 def test_a_library_without_a_function_is_stale(header: Callable[[str], Header]) -> None:
-    with pytest.raises(LibraryStale, match="is of other sources .*hrt_gone"):
+    with pytest.raises(LibraryStale, match=r"is of other sources .*hrt_gone"):
         loaded((built(),), header("API void hrt_gone();\n"), accept)
 
 
@@ -60,7 +60,7 @@ def test_the_first_file_that_fits_is_taken(header: Callable[[str], Header], tmp_
     def refuse(_library: ctypes.CDLL, file: Path) -> None:
         raise LibraryAbsent(f"{file.name} is refused")
 
-    with pytest.raises(LibraryAbsent, match="broken.so cannot be loaded"):
+    with pytest.raises(LibraryAbsent, match=r"broken\.so cannot be loaded"):
         loaded((broken, built()), plain, refuse)
     with pytest.raises(LibraryAbsent, match="is refused"):
         loaded((built(), broken), plain, refuse)
