@@ -312,6 +312,8 @@ def make_cache(
         coded = dtype.itemsize == 1
         one = torch.ones(shape[:3], dtype=torch.bfloat16, device=device) if coded else None
         scales = [one, None if one is None else one.clone()]
+        if dtype == torch.float8_e4m3fn:  # As a worker has it on a GPU.
+            v = v.view(*shape[:2], shape[3], shape[2]).transpose(2, 3)
         layers.append(KvLayer(k, v, *scales))
         if arch.qkv_bias and k.dtype == torch.int8:
             angles = torch.zeros(4096, arch.head_dim // 2, device=device)

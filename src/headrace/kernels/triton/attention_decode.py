@@ -18,8 +18,14 @@ step's other rows (the deterministic mode has one kernel for all entries instead
 Codes. An 8-bit cache halves the bytes, and then instructions bind: at 4.8 TB/s each of an H200's
 528 schedulers has 790 slots for 4 KiB. Widened to bf16 the loop took 1,068 and 128 conversions at
 an eighth of the rate; as fp16 (`quantise.from_codes`) it takes 360 (machine code of sm_90). Keys
-become fp16 after the exchange of operands, so that only their codes pass through it (ADR 0031). The
-remaining time is waiting, for block numbers, scales and copies in turn (`docs/tried/kernels.md`).
+become fp16 after the exchange of operands, so that only their codes pass through it (ADR 0031).
+
+Codes first. A cache in e4m3 keeps the tokens of a block's values side by side (`KvLayer.across`),
+as Hopper's instruction wants the side along which it sums. So keys, and values turned round, are
+the first sides of two products as they are, and none is converted. The second sides, the query and
+the weights, are two terms of e4m3 each (`two_terms`): both fill the 16 columns that eight rows
+would leave half empty, and have eight digits, as bf16 has. The scale of a value is in the exponent
+of its weight, so that the largest product of both is one, whatever the scales are.
 
 Latents. In latent attention all H heads share one key of 64 + 512 numbers, whose latent is the
 value too: 1,152 bytes a token in bf16 and 2,176 · H operations, 30 operations a byte with the 16
@@ -45,8 +51,25 @@ from ..attention_plan import SHORTEST, AttentionPlan
 from ..operators import GroupBatch, KvLayer
 from .attention_join import join_pieces
 from .kv_codes import add_biases, biases_of, levels, turn_back
-from .quantise import HIGHEST, LIFT, from_codes, scale_query
-from .support import INTERPRETED, LOG2E, few_product, first_seen, sink_mass, soft_cap
+from .quantise import (
+    HIGHEST,
+    LIFT,
+    LIFT_LOG2,
+    from_codes,
+    join_terms,
+    pair_terms,
+    scale_query,
+    two_terms,
+)
+from .support import (
+    INTERPRETED,
+    LOG2E,
+    few_product,
+    first_seen,
+    matrix_product,
+    sink_mass,
+    soft_cap,
+)
 
 CUT = tl.constexpr(SHORTEST)
 ROTARY = tl.constexpr(64)
@@ -210,6 +233,8 @@ def _split_kernel(
     SOFTCAP: tl.constexpr,
     SCALED: tl.constexpr,
     HALVES: tl.constexpr,
+    FIRST: tl.constexpr,
+    ACROSS: tl.constexpr,
     AHEAD: tl.constexpr,
     PADDED: tl.constexpr,
     JOINED: tl.constexpr,
@@ -219,7 +244,7 @@ def _split_kernel(
     INTERPRET: tl.constexpr,
 ):
     """Attend over one piece. HALVES: codes are multiplied as fp16, with `scale` in the query
-    already. FOUR: values in four bits. BIASES: of keys, see `add_biases`. ROPE: numbers of a key
+    already. FIRST: codes are the first sides of both products. ACROSS: see `KvLayer.across`. FOUR: values in four bits. BIASES: of keys, see `add_biases`. ROPE: numbers of a key
     over latents that are rotated and precede its value; `head` is a tile of heads then, and there
     is one KV head."""
     head = tl.program_id(0)
@@ -258,6 +283,8 @@ def _split_kernel(
         begin = tl.maximum(first_seen(length - count, WINDOW), 0)
 
     factor = 1.0
+    if FIRST:
+        terms, back = two_terms(query.to(tl.float32) * scale_log2, INTERPRET)
     if HALVES:
         query = scale_query(query, scale_log2)
         if ROPE > 0:
@@ -268,6 +295,8 @@ def _split_kernel(
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     output = tl.zeros([ROWS, WIDTH_PADDED], tl.float32)
+    if FIRST:
+        output = tl.zeros([WIDTH_PADDED, ROWS], tl.float32)
     inside = (columns < WIDTH)[None, :]
     # Whole tiles before the window are skipped; the first one that matters is masked.
     start = low + tl.maximum(begin - low, 0) // TILE * TILE
@@ -303,13 +332,21 @@ def _split_kernel(
             value = levels(value, INTERPRET)
         elif ROPE > 0:
             value = key
+        elif ACROSS:
+            start_at = block.to(tl.int64) * block_stride + kv_head * head_stride + places % BLOCK
+            value = tl.load(
+                v + columns[:, None] * BLOCK + start_at[None, :],
+                mask=(columns < WIDTH)[:, None] & seen[None, :],
+                other=0.0,
+            )
         else:
             value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
-        if HALVES:
+        if HALVES and not FIRST:
             key = from_codes(key, INTERPRET, INNER=True)
             if not FOUR:
-                value = from_codes(value, INTERPRET)
-        keys = tl.trans(key).to(query.dtype)
+                value = from_codes(value, INTERPRET, INNER=ACROSS)
+        if ACROSS and not FIRST:
+            value = tl.trans(value)
         scores = tl.zeros([ROWS, TILE], tl.float32)
         if ROPE > 0:
             key_rope = rotary_part(k + token, seen, ROPE)
@@ -317,7 +354,12 @@ def _split_kernel(
                 key_rope = from_codes(key_rope, INTERPRET, INNER=True)
             key_rope = tl.trans(key_rope).to(query.dtype)
             scores = few_product(query_rope, key_rope, scores, INTERPRET)
-        scores = few_product(query, keys, scores, INTERPRET)
+        if FIRST:
+            sums = tl.zeros([TILE, 2 * ROWS], tl.float32)
+            sums = join_terms(matrix_product(key, terms, sums, INTERPRET))
+            scores = tl.trans(sums) * back[:, None]
+        else:
+            scores = few_product(query, tl.trans(key).to(query.dtype), scores, INTERPRET)
         if SCALED:
             scores *= scales[0].to(tl.float32)[None, :]
         if BIASES > 0:
@@ -338,7 +380,10 @@ def _split_kernel(
             scores = tl.where(visible & seen[None, :], scores, float("-inf"))
         else:
             scores = tl.where(seen[None, :], scores, float("-inf"))
-        top = tl.maximum(best, tl.max(scores, 1))
+        heavy = scores
+        if FIRST:
+            heavy += tl.log2(tl.maximum(scales[1].to(tl.float32), 7.9e-31))[None, :]
+        top = tl.maximum(best, tl.max(heavy, 1))
         safe = top
         if TOKENS > 1:
             # A token may see nothing of a tile, or of a piece: keep its exponents finite.
@@ -346,16 +391,24 @@ def _split_kernel(
         weights = tl.exp2(scores - safe[:, None])
         shrink = tl.exp2(best - safe)
         total = total * shrink + tl.sum(weights, 1)
-        if SCALED:
+        if SCALED and not FIRST:
             value_scale = scales[1].to(tl.float32)
             if HALVES:
                 value_scale = tl.minimum(value_scale * LIFT, HIGHEST)
             weights *= value_scale[None, :]
-        output = few_product(
-            weights.to(query.dtype), value.to(query.dtype), output * shrink[:, None], INTERPRET
-        )
+        if FIRST:
+            lifted = tl.exp2(heavy - (safe - LIFT_LOG2)[:, None])
+            sums = tl.zeros([WIDTH_PADDED, 2 * ROWS], tl.float32)
+            sums = matrix_product(value, pair_terms(lifted, INTERPRET), sums, INTERPRET)
+            output = output * shrink[None, :] + join_terms(sums)
+        else:
+            output = few_product(
+                weights.to(query.dtype), value.to(query.dtype), output * shrink[:, None], INTERPRET
+            )
         best = top
 
+    if FIRST:
+        output = tl.trans(output)
     if HALVES:
         output *= 1.0 / LIFT
     out_at = out + first_row.to(tl.int64) * out_stride + head * GROUP * WIDTH
@@ -452,6 +505,7 @@ def attention_decode(
     rows_padded = max(8 if four else 1, triton.next_power_of_2(packed))
     entries = len(view.tables)
     assert entries * kv_heads <= len(tickets), f"{entries} entries of {kv_heads} heads"
+    halves = scaled and q.dtype != torch.float32
     short = rows_padded <= 16 and tokens == 1 and not scaled and softcap is None
     _split_kernel[(kv_heads, count)](
         q,
@@ -484,7 +538,9 @@ def attention_decode(
         WINDOW=(-1 if chunked else 1) * (view.window or 0),
         SOFTCAP=softcap or 0.0,
         SCALED=scaled,
-        HALVES=scaled and q.dtype != torch.float32,
+        HALVES=halves,
+        FIRST=halves and kv.across and padded >= 32,
+        ACROSS=kv.across,
         AHEAD=config.ahead,
         PADDED=rows_padded,
         JOINED=max(1, TOGETHER // (rows_padded * padded)),

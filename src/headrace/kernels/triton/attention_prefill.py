@@ -112,6 +112,7 @@ def _turn(
     SCALED: tl.constexpr,
     HALVES: tl.constexpr,
     FOUR: tl.constexpr,
+    ACROSS: tl.constexpr,
     BIASES: tl.constexpr,
     ROPE: tl.constexpr,
     MASKED: tl.constexpr,
@@ -174,7 +175,10 @@ def _turn(
         value = tl.load(v + token[:, None] // 2 + bytes, mask=there[:, None], other=0)
         value = levels(value, INTERPRET)
     else:
-        if ROPE == 0:
+        if ACROSS:
+            token = block.to(tl.int64) * block_stride + head * head_stride + places % BLOCK
+            value = tl.load(v + token[:, None] + columns[None, :] * BLOCK, mask=wanted, other=0.0)
+        elif ROPE == 0:
             value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
         if HALVES:
             value = from_codes(value, INTERPRET, INNER=True)
@@ -219,11 +223,12 @@ def _prefill_kernel(
     SCALED: tl.constexpr,
     HALVES: tl.constexpr,
     FOUR: tl.constexpr,
+    ACROSS: tl.constexpr,
     BIASES: tl.constexpr,
     ROPE: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """Attend from one tile of rows. HALVES, FOUR, BIASES, ROPE: see
+    """Attend from one tile of rows. HALVES, FOUR, ACROSS, BIASES, ROPE: see
     `attention_decode._split_kernel`."""
     TOKENS: tl.constexpr = ROWS // GROUP
     # `section` KV heads side by side, the last tile of all first.
@@ -318,6 +323,7 @@ def _prefill_kernel(
             SCALED,
             HALVES,
             FOUR,
+            ACROSS,
             BIASES,
             ROPE,
             False,
@@ -360,6 +366,7 @@ def _prefill_kernel(
             SCALED,
             HALVES,
             FOUR,
+            ACROSS,
             BIASES,
             ROPE,
             True,
@@ -453,6 +460,7 @@ def attention_prefill(
         SCALED=scaled,
         HALVES=halves,
         FOUR=kv.v.dtype == torch.uint8,
+        ACROSS=kv.across,
         BIASES=biased[3],
         ROPE=rope,
         INTERPRET=INTERPRETED,

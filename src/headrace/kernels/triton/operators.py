@@ -134,7 +134,7 @@ class TritonOperators(ReferenceOperators):
             return weight.per_row()
         if isinstance(weight, BlockWeight):
             if role != "embed":
-                return tile_weight(dequantise.unpack(weight))
+                return tile_weight(dequantise.unpack(weight), e2m1=weight.kind == "MXFP4")
             return dequantise(weight, self.dtype)
         if isinstance(weight, PackedWeight):
             if role != "embed" and weight.order is None:
