@@ -191,6 +191,15 @@ def rotary_part(at, real, ROPE: tl.constexpr):
 
 
 @triton.jit
+def tokens_across(block, places, head, block_stride, head_stride, BLOCK: tl.constexpr):
+    """Return where the first numbers of the values at `places` lie: see `KvLayer.across`. `block`
+    has one number for all places of a block."""
+    RUN: tl.constexpr = 16 if BLOCK % 16 == 0 else 1
+    at = block.to(tl.int64) * block_stride + head * head_stride + places % BLOCK
+    return tl.max_contiguous(tl.multiple_of(at, RUN), RUN)
+
+
+@triton.jit
 def _scales(k_scale, v_scale, block, places, seen, head, scale_block_stride, BLOCK: tl.constexpr):
     """Load the scales of the keys and of the values at `places`, both at once."""
     at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
@@ -312,7 +321,10 @@ def _split_kernel(
     for at in range(start, high, TILE):
         places = at + tl.arange(0, TILE)
         seen = (places < high) & (places >= begin)
-        block = tl.load(row + places // BLOCK, mask=seen, other=0)
+        held = seen
+        if ACROSS:
+            held = places // BLOCK * BLOCK < high
+        block = tl.load(row + places // BLOCK, mask=held, other=0)
         token = block.to(tl.int64) * block_stride + kv_head * head_stride + (places % BLOCK) * WIDTH
         wanted = seen[:, None] & inside
         if SCALED and AHEAD:
@@ -333,10 +345,11 @@ def _split_kernel(
         elif ROPE > 0:
             value = key
         elif ACROSS:
-            start_at = block.to(tl.int64) * block_stride + kv_head * head_stride + places % BLOCK
+            # Of whole blocks, whose bytes are copied sixteen at a time: weights of others are zero.
+            tokens = tokens_across(block, places, kv_head, block_stride, head_stride, BLOCK)
             value = tl.load(
-                v + columns[:, None] * BLOCK + start_at[None, :],
-                mask=(columns < WIDTH)[:, None] & seen[None, :],
+                v + columns[:, None] * BLOCK + tokens[None, :],
+                mask=(columns < WIDTH)[:, None] & held[None, :],
                 other=0.0,
             )
         else:

@@ -40,7 +40,7 @@ import triton.language as tl
 from ..arrays import tensor
 from ..attention_plan import AttentionPlan
 from ..operators import GroupBatch, KvLayer
-from .attention_decode import head_tiles, rotary_part
+from .attention_decode import head_tiles, rotary_part, tokens_across
 from .kv_codes import add_biases, biases_of, levels, turn_back
 from .quantise import HIGHEST, LIFT, from_codes, scale_query
 from .support import INTERPRETED, LOG2E, first_seen, matrix_product, sink_mass, soft_cap
@@ -125,7 +125,10 @@ def _turn(
         head = 0
     places = at + tl.arange(0, TILE)
     there = (places < length) & (places >= begin)
-    block = tl.load(tables + entry * table_stride + places // BLOCK, mask=there, other=0)
+    held = there
+    if ACROSS:
+        held = places // BLOCK * BLOCK < length
+    block = tl.load(tables + entry * table_stride + places // BLOCK, mask=held, other=0)
     token = block.to(tl.int64) * block_stride + head * head_stride + (places % BLOCK) * WIDTH
     wanted = there[:, None] & (columns < WIDTH)[None, :]
     key = tl.load(k + token[:, None] + columns[None, :], mask=wanted, other=0.0)
@@ -176,8 +179,12 @@ def _turn(
         value = levels(value, INTERPRET)
     else:
         if ACROSS:
-            token = block.to(tl.int64) * block_stride + head * head_stride + places % BLOCK
-            value = tl.load(v + token[:, None] + columns[None, :] * BLOCK, mask=wanted, other=0.0)
+            tokens = tokens_across(block, places, head, block_stride, head_stride, BLOCK)
+            value = tl.load(
+                v + tokens[:, None] + columns[None, :] * BLOCK,
+                mask=held[:, None] & (columns < WIDTH)[None, :],
+                other=0.0,
+            )
         elif ROPE == 0:
             value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
         if HALVES:
