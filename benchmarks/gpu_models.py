@@ -293,6 +293,11 @@ def family_cache(
     return allocate_kv(pool, device)
 
 
+def across(v: torch.Tensor) -> torch.Tensor:
+    """Values as a worker keeps those in e4m3 on a GPU: see `KvLayer.across`."""
+    return v.transpose(2, 3).contiguous().transpose(2, 3)
+
+
 def make_cache(
     arch: ModelArch, blocks: int, device: str, dtype: torch.dtype = torch.bfloat16
 ) -> KvCache:
@@ -312,8 +317,7 @@ def make_cache(
         coded = dtype.itemsize == 1
         one = torch.ones(shape[:3], dtype=torch.bfloat16, device=device) if coded else None
         scales = [one, None if one is None else one.clone()]
-        if dtype == torch.float8_e4m3fn:  # As a worker has it on a GPU.
-            v = v.view(*shape[:2], shape[3], shape[2]).transpose(2, 3)
+        v = across(v) if dtype == torch.float8_e4m3fn else v
         layers.append(KvLayer(k, v, *scales))
         if arch.qkv_bias and k.dtype == torch.int8:
             angles = torch.zeros(4096, arch.head_dim // 2, device=device)

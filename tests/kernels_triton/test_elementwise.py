@@ -178,13 +178,10 @@ def test_heads_that_are_rotated_otherwise(name: str, kind: str) -> None:
     batch = make_batch([(5, 3), (40, 1), (0, 17)], block, None)
     dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
     blocks = int(batch.groups[0].tables.max()) + 1
-    kind, across = kind.removesuffix(" across"), kind.endswith("across")
     cache = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(kind, dtype)
 
-    def empty(across: bool = False) -> KvLayer:
+    def empty() -> KvLayer:
         k, v = torch.zeros(2, blocks, kv_heads, block, width).to(cache)
-        if across:
-            v = v.view(blocks, kv_heads, width, block).transpose(2, 3)
         scales = torch.zeros(2, blocks, kv_heads, block, dtype=torch.bfloat16)
         given = scales if kind in ("int8", "fp8") else (None, None)
         return KvLayer(k, k, given[0], given[0]) if latent else KvLayer(k, v, *given)

@@ -56,6 +56,7 @@ assert triton.runtime.jit.JITFunction.run is run
 """
 
 
+@pytest.mark.slow
 def test_kernels_compile_together_and_say_how_far_they_are(tmp_path: Path) -> None:
     script = tmp_path / "together.py"
     script.write_text(TOGETHER)

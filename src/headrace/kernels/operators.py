@@ -74,8 +74,8 @@ class KvLayer:
 
     @property
     def across(self) -> bool:
-        """Whether the tokens of a block lie side by side in tensor `v`, a view of [blocks, G, E, S]:
-        so GPUs multiply values in e4m3 as they are."""
+        """Whether the tokens of a block lie side by side in the tensor `v`, which is a view of
+        [blocks, G, E, S] then: so GPUs multiply values in e4m3 as they are."""
         return bool(self.v.stride(2) < self.v.stride(3))
 
 

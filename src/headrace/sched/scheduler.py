@@ -293,9 +293,7 @@ class Scheduler:
         self._budget = max(least, self._budget // 2)
         return True
 
-    def fail(
-        self, plan: StepPlan, message: str, *, again: bool = False
-    ) -> list[SequenceDelta]:
+    def fail(self, plan: StepPlan, message: str, *, again: bool = False) -> list[SequenceDelta]:
         """End the entries of the oldest plan in flight, which failed, with an error. `again`: they
         start again instead.
 
@@ -436,7 +434,6 @@ class Scheduler:
     def _admit(self, plan: StepPlan, entries: list[Work], room: int) -> None:
         """Give rows to waiting work, in order of rank, and place its first chunks."""
         roster = self._roster
-        limits = self.limits
         budget = min(room, self._budget - plan.tokens)
         now = self._clock()
         unprepared: list[Work] = []

@@ -253,9 +253,9 @@ def _split_kernel(
     INTERPRET: tl.constexpr,
 ):
     """Attend over one piece. HALVES: codes are multiplied as fp16, with `scale` in the query
-    already. FIRST: codes are the first sides of both products. ACROSS: see `KvLayer.across`. FOUR: values in four bits. BIASES: of keys, see `add_biases`. ROPE: numbers of a key
-    over latents that are rotated and precede its value; `head` is a tile of heads then, and there
-    is one KV head."""
+    already. FIRST: codes are the first sides of both products. ACROSS: see `KvLayer.across`. FOUR:
+    values in four bits. BIASES: of keys, see `add_biases`. ROPE: numbers of a key over latents that
+    are rotated and precede its value; `head` is a tile of heads then, and there is one KV head."""
     head = tl.program_id(0)
     kv_heads = tl.num_programs(0)
     kv_head = 0 if ROPE > 0 else head

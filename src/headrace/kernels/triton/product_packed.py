@@ -94,10 +94,8 @@ def weights_of(
     # The upper nibbles of eight bits in bf16 have an excess of their own.
     APART: tl.constexpr = BITS == 8 and MAGIC == 0x43
     EXCESS: tl.constexpr = (128 if APART else added(BITS, MAGIC)) + (0 if ZERO is None else ZERO)
-    if ZERO is None or AT // GROUP % 2 == 0:
-        scale = first_half(pair)
-    else:
-        scale = second_half(pair)
+    FIRST: tl.constexpr = ZERO is None or AT // GROUP % 2 == 0
+    scale = first_half(pair) if FIRST else second_half(pair)
     scale = scale.to(like.dtype)[:, None]
     offset = second_half(pair).to(like.dtype)[:, None]
     if INTERPRET:

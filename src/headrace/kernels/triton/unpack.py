@@ -6,8 +6,8 @@ bf16 0x4300 is 128 and its last bit one: 0x4300 | code is 128 + code, exactly, f
 seven bits; in fp16 0x6400 | code is 1024 + code for up to ten. `prmt` puts two codes below two such
 exponents at once, so four codes cost one `and`, at times a shift, and two `prmt`: 0.75 to 1.4
 instructions a weight. Codes of 8 bits are, in bf16, 128 + low nibble and 2048 + 16 · high nibble:
-two operands, both exact. Numbers of e2m1 are looked up, four upper and four lower bytes at once, and
-have no excess. The excess is the same for every code and is subtracted after the product,
+two operands, both exact. Numbers of e2m1 are looked up, four upper and four lower bytes at once,
+and have no excess. The excess is the same for every code and is subtracted after the product,
 as that number times the sum of the inputs.
 
 Sources: the exponent trick of fast int4 kernels (FasterTransformer, Marlin); the order of codes and
