@@ -21,6 +21,7 @@ import gpu_ahead  # noqa: E402
 import gpu_bench  # noqa: E402
 import gpu_checks  # noqa: E402
 import gpu_dry  # noqa: E402
+import gpu_hour  # noqa: E402
 import gpu_kernels  # noqa: E402
 import gpu_measured  # noqa: E402
 
