@@ -416,7 +416,7 @@ def _terms_kernel(x, y, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 def test_two_terms_have_eight_digits() -> None:
-    """Of rows of any size; a row's small numbers lose no more than what its largest one leaves."""
+    """Rows may be of any size; their small numbers lose no more than their largest one leaves."""
     torch.manual_seed(9)
     x = torch.randn(8, 64) * 10.0 ** torch.arange(-6, 10, 2)[:, None]
     x[3] = 0.0

@@ -125,7 +125,7 @@ def test_all_bytes(magic: int) -> None:
 
 @pytest.mark.parametrize("magic", [BF16, FP16])
 def test_numbers_of_four_bits(magic: int) -> None:
-    """As OCP's Microscaling Formats 1.0 lists them; the sign of zero too."""
+    """The table of OCP's Microscaling Formats 1.0, the sign of zero too."""
     sizes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     wanted = [str(float(x)) for x in (*sizes, *(-x for x in sizes[1:]))]
     wanted.insert(8, "-0.0")

@@ -20,6 +20,7 @@ from ...base.step import StepPlan, StepResult
 from ...loader.content import adapter_digest
 from ...obs.flight import FlightRecorder
 from ...roofline.step import Estimate
+from ...sched.limits import StepRoom
 from .adapters import AdapterSlots
 from .executor import Executor, StepFuture
 
@@ -43,10 +44,11 @@ class Planner(Protocol):
     def schedule(self) -> StepPlan | None: ...
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceDelta]: ...
     def fail(self, plan: StepPlan, message: str, *, again: bool = False) -> list[SequenceDelta]: ...
-    def relieve(self) -> bool: ...
     def stats(self) -> StepStats: ...
     def check_integrity(self) -> None: ...
     def requests(self) -> Iterable[Request]: ...
+    @property
+    def room(self) -> StepRoom: ...
     @property
     def has_work(self) -> bool: ...
     @property
@@ -224,7 +226,7 @@ class EngineCore:
         if result.error is None:
             self._failures = 0
             self._emitted += self.scheduler.update(plan, result)
-        elif result.cause == "memory" and self.scheduler.relieve():
+        elif result.cause == "memory" and self.scheduler.room.halve():
             log.warning("a step found no memory; smaller ones begin it again: %s", result.error)
             self._emitted += self.scheduler.fail(plan, result.error, again=True)
         else:

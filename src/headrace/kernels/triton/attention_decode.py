@@ -49,7 +49,7 @@ import triton.language as tl
 from ..arrays import tensor
 from ..attention_plan import SHORTEST, AttentionPlan
 from ..operators import GroupBatch, KvLayer
-from .attention_join import join_pieces
+from .attention_join import join_pieces, leave_piece
 from .kv_codes import add_biases, biases_of, levels, turn_back
 from .quantise import (
     HIGHEST,
@@ -97,92 +97,6 @@ class DecodeConfig:
 
 
 @triton.jit
-def _leave(
-    partial,
-    log_sums,
-    tickets,
-    sinks,
-    out_at,
-    out_stride,
-    output,
-    best,
-    total,
-    number,
-    part,
-    parts,
-    entry,
-    head,
-    kv_heads,
-    count,
-    real,
-    GROUP: tl.constexpr,
-    PACKED: tl.constexpr,
-    ROWS: tl.constexpr,
-    PADDED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_PADDED: tl.constexpr,
-    JOINED: tl.constexpr,
-    FOUR: tl.constexpr,
-    ROPE: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):
-    """Write this program's piece, one of several, to memory: the PACKED = tokens x GROUP query rows
-    of one KV head in `partial` [pieces, kv_heads, PACKED, WIDTH]. The last program to finish joins
-    all of them, in order and JOINED in a turn → `count` tokens at out_at [..., GROUP, WIDTH].
-    Pieces over latents are joined by `attention_join`."""
-    rows = tl.arange(0, ROWS)
-    columns = ROPE + tl.arange(0, WIDTH_PADDED)
-    cell = (number * kv_heads + head) * PACKED + rows
-    tl.store(partial + cell[:, None] * WIDTH + columns[None, :], output, mask=real)
-    tl.store(log_sums + cell * 2, best, mask=rows < count * GROUP)
-    tl.store(log_sums + cell * 2 + 1, total, mask=rows < count * GROUP)
-    if ROPE > 0:
-        return
-    # All threads must have written before one of them says so to the whole device.
-    tl.debug_barrier()
-    pair = entry * kv_heads + head
-    if tl.atomic_add(tickets + pair, 1, sem="acq_rel") == parts - 1:
-        tl.store(tickets + pair, 0)
-        row = tl.arange(0, PADDED)
-        owned = row < count * GROUP
-        inside = owned[:, None] & (columns < WIDTH)[None, :]
-        highest = tl.full([PADDED], float("-inf"), tl.float32)
-        mass = tl.zeros([PADDED], tl.float32)
-        joined = tl.zeros([PADDED, WIDTH_PADDED], tl.float32)
-        for at in range(number - part, number - part + parts, JOINED):
-            piece = at + tl.arange(0, JOINED)
-            cells = (piece * kv_heads + head)[:, None] * PACKED + row[None, :]
-            there = (piece < number - part + parts)[:, None] & owned[None, :]
-            # Others' parts are in L2; this multiprocessor's own cache may hold old values.
-            peak = tl.load(log_sums + cells * 2, there, float("-inf"), cache_modifier=".cg")
-            weight = tl.load(log_sums + cells * 2 + 1, there, 0.0, cache_modifier=".cg")
-            found = tl.load(
-                partial + cells[:, :, None] * WIDTH + columns[None, None, :],
-                mask=there[:, :, None] & inside[None, :, :],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            top = tl.maximum(highest, tl.max(peak, 0))
-            # Rows that only fill the tile have no peak, and a token may have none in a piece.
-            safe = tl.where(top == float("-inf"), 0.0, top)
-            grow = tl.exp2(peak - safe[None, :])
-            shrink = tl.exp2(highest - safe)
-            joined = joined * shrink[:, None] + tl.sum(found * grow[:, :, None], 0)
-            mass = mass * shrink + tl.sum(weight * grow, 0)
-            highest = top
-        if sinks is not None:
-            mass += sink_mass(sinks, head * GROUP + row % GROUP, highest)
-        joined /= mass[:, None]
-        if FOUR:
-            joined = turn_back(joined, INTERPRET)
-        place = row * WIDTH
-        if PACKED > GROUP:
-            place = row // GROUP * out_stride + row % GROUP * WIDTH
-        target = out_at + place[:, None] + columns[None, :]
-        tl.store(target, joined.to(out_at.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def rotary_part(at, real, ROPE: tl.constexpr):
     """Load the first ROPE numbers at each of the places `at` [ROWS] that are `real`."""
     columns = tl.arange(0, ROTARY)
@@ -205,6 +119,52 @@ def _scales(k_scale, v_scale, block, places, seen, head, scale_block_stride, BLO
     at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
     keys = tl.load(k_scale + at, mask=seen, other=0.0)
     return keys, tl.load(v_scale + at, mask=seen, other=0.0)
+
+
+@triton.jit
+def _values(
+    v,
+    at,
+    columns,
+    seen,
+    held,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FOUR: tl.constexpr,
+    ACROSS: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """Load the values of a tile [TILE, WIDTH], or [WIDTH, TILE] if ACROSS: codes of 8 bits as they
+    are, those of four bits as levels. `at`: addresses, then what they are made of."""
+    if ACROSS:
+        # Of whole blocks, whose bytes are copied sixteen at a time: weights of others are zero.
+        tokens = tokens_across(at[1], at[2], at[3], at[4], at[5], BLOCK)
+        mask = (columns < WIDTH)[:, None] & held[None, :]
+        value = tl.load(v + columns[:, None] * BLOCK + tokens[None, :], mask=mask, other=0.0)
+    elif FOUR:
+        bytes = at[0][:, None] // 2 + tl.arange(0, WIDTH // 2)[None, :]
+        value = levels(tl.load(v + bytes, mask=seen[:, None], other=0), INTERPRET)
+    else:
+        mask = seen[:, None] & (columns < WIDTH)[None, :]
+        value = tl.load(v + at[0][:, None] + columns[None, :], mask=mask, other=0.0)
+    return value
+
+
+@triton.jit
+def _first_product(codes, second, INTERPRET: tl.constexpr):
+    """Multiply e4m3 codes [M, K] by two terms [K, 2 · R], or by fp32 [R, K] of which they are made
+    → [M, R]."""
+    if second.dtype == tl.float32:
+        second = pair_terms(second, INTERPRET)
+    sums = tl.zeros([codes.shape[0], second.shape[1]], tl.float32)
+    return join_terms(matrix_product(codes, second, sums, INTERPRET))
+
+
+@triton.jit
+def _lifted(scale, HALVES: tl.constexpr):
+    """Return the scales of values as weights are multiplied with them."""
+    scale = scale.to(tl.float32)
+    return tl.minimum(scale * LIFT, HIGHEST) if HALVES else scale
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -242,7 +202,6 @@ def _split_kernel(
     SOFTCAP: tl.constexpr,
     SCALED: tl.constexpr,
     HALVES: tl.constexpr,
-    FIRST: tl.constexpr,
     ACROSS: tl.constexpr,
     AHEAD: tl.constexpr,
     PADDED: tl.constexpr,
@@ -253,9 +212,10 @@ def _split_kernel(
     INTERPRET: tl.constexpr,
 ):
     """Attend over one piece. HALVES: codes are multiplied as fp16, with `scale` in the query
-    already. FIRST: codes are the first sides of both products. ACROSS: see `KvLayer.across`. FOUR:
+    already. ACROSS: see `KvLayer.across`; codes are the first sides of both products then. FOUR:
     values in four bits. BIASES: of keys, see `add_biases`. ROPE: numbers of a key over latents that
     are rotated and precede its value; `head` is a tile of heads then, and there is one KV head."""
+    FIRST: tl.constexpr = ACROSS and HALVES and WIDTH_PADDED >= 32
     head = tl.program_id(0)
     kv_heads = tl.num_programs(0)
     kv_head = 0 if ROPE > 0 else head
@@ -303,9 +263,7 @@ def _split_kernel(
 
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    output = tl.zeros([ROWS, WIDTH_PADDED], tl.float32)
-    if FIRST:
-        output = tl.zeros([WIDTH_PADDED, ROWS], tl.float32)
+    output = tl.zeros([WIDTH_PADDED, ROWS] if FIRST else [ROWS, WIDTH_PADDED], tl.float32)
     inside = (columns < WIDTH)[None, :]
     # Whole tiles before the window are skipped; the first one that matters is masked.
     start = low + tl.maximum(begin - low, 0) // TILE * TILE
@@ -321,9 +279,7 @@ def _split_kernel(
     for at in range(start, high, TILE):
         places = at + tl.arange(0, TILE)
         seen = (places < high) & (places >= begin)
-        held = seen
-        if ACROSS:
-            held = places // BLOCK * BLOCK < high
+        held = places // BLOCK * BLOCK < high if ACROSS else seen
         block = tl.load(row + places // BLOCK, mask=held, other=0)
         token = block.to(tl.int64) * block_stride + kv_head * head_stride + (places % BLOCK) * WIDTH
         wanted = seen[:, None] & inside
@@ -338,28 +294,14 @@ def _split_kernel(
                 k_scale, v_scale, block, places, seen, kv_head, scale_block_stride, BLOCK
             )
         key = tl.load(k + token[:, None] + columns[None, :], mask=wanted, other=0.0)
-        if FOUR:
-            bytes = tl.arange(0, WIDTH // 2)[None, :]
-            value = tl.load(v + token[:, None] // 2 + bytes, mask=seen[:, None], other=0)
-            value = levels(value, INTERPRET)
-        elif ROPE > 0:
-            value = key
-        elif ACROSS:
-            # Of whole blocks, whose bytes are copied sixteen at a time: weights of others are zero.
-            tokens = tokens_across(block, places, kv_head, block_stride, head_stride, BLOCK)
-            value = tl.load(
-                v + columns[:, None] * BLOCK + tokens[None, :],
-                mask=(columns < WIDTH)[:, None] & held[None, :],
-                other=0.0,
-            )
-        else:
-            value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
+        value = key
+        if ROPE == 0:
+            at_value = (token, block, places, kv_head, block_stride, head_stride)
+            value = _values(v, at_value, columns, seen, held, WIDTH, BLOCK, FOUR, ACROSS, INTERPRET)
         if HALVES and not FIRST:
             key = from_codes(key, INTERPRET, INNER=True)
             if not FOUR:
                 value = from_codes(value, INTERPRET, INNER=ACROSS)
-        if ACROSS and not FIRST:
-            value = tl.trans(value)
         scores = tl.zeros([ROWS, TILE], tl.float32)
         if ROPE > 0:
             key_rope = rotary_part(k + token, seen, ROPE)
@@ -368,9 +310,7 @@ def _split_kernel(
             key_rope = tl.trans(key_rope).to(query.dtype)
             scores = few_product(query_rope, key_rope, scores, INTERPRET)
         if FIRST:
-            sums = tl.zeros([TILE, 2 * ROWS], tl.float32)
-            sums = join_terms(matrix_product(key, terms, sums, INTERPRET))
-            scores = tl.trans(sums) * back[:, None]
+            scores = tl.trans(_first_product(key, terms, INTERPRET)) * back[:, None]
         else:
             scores = few_product(query, tl.trans(key).to(query.dtype), scores, INTERPRET)
         if SCALED:
@@ -404,20 +344,15 @@ def _split_kernel(
         weights = tl.exp2(scores - safe[:, None])
         shrink = tl.exp2(best - safe)
         total = total * shrink + tl.sum(weights, 1)
-        if SCALED and not FIRST:
-            value_scale = scales[1].to(tl.float32)
-            if HALVES:
-                value_scale = tl.minimum(value_scale * LIFT, HIGHEST)
-            weights *= value_scale[None, :]
         if FIRST:
             lifted = tl.exp2(heavy - (safe - LIFT_LOG2)[:, None])
-            sums = tl.zeros([WIDTH_PADDED, 2 * ROWS], tl.float32)
-            sums = matrix_product(value, pair_terms(lifted, INTERPRET), sums, INTERPRET)
-            output = output * shrink[None, :] + join_terms(sums)
+            output = output * shrink[None, :] + _first_product(value, lifted, INTERPRET)
         else:
-            output = few_product(
-                weights.to(query.dtype), value.to(query.dtype), output * shrink[:, None], INTERPRET
-            )
+            if SCALED:
+                weights *= _lifted(scales[1], HALVES)[None, :]
+            value = (tl.trans(value) if ACROSS else value).to(query.dtype)
+            output *= shrink[:, None]
+            output = few_product(weights.to(query.dtype), value, output, INTERPRET)
         best = top
 
     if FIRST:
@@ -438,7 +373,7 @@ def _split_kernel(
         tl.store(out_at + place[:, None] + columns[None, :], finished, mask=real)
     else:
         part = tl.load(line + 6)  # Not before the loop: Triton 3.6 spills there.
-        _leave(
+        leave_piece(
             partial,
             log_sums,
             tickets,
@@ -518,7 +453,6 @@ def attention_decode(
     rows_padded = max(8 if four else 1, triton.next_power_of_2(packed))
     entries = len(view.tables)
     assert entries * kv_heads <= len(tickets), f"{entries} entries of {kv_heads} heads"
-    halves = scaled and q.dtype != torch.float32
     short = rows_padded <= 16 and tokens == 1 and not scaled and softcap is None
     _split_kernel[(kv_heads, count)](
         q,
@@ -551,8 +485,7 @@ def attention_decode(
         WINDOW=(-1 if chunked else 1) * (view.window or 0),
         SOFTCAP=softcap or 0.0,
         SCALED=scaled,
-        HALVES=halves,
-        FIRST=halves and kv.across and padded >= 32,
+        HALVES=scaled and q.dtype != torch.float32,
         ACROSS=kv.across,
         AHEAD=config.ahead,
         PADDED=rows_padded,

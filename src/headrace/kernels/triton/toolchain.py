@@ -1,4 +1,4 @@
-"""What Triton wants of a machine before its first launch, and what is done where that is missing.
+"""Needs of Triton on a machine before its first launch, and their replacement where one is missing.
 
 Triton writes every kernel to a cache in the home directory, asks `/sbin/ldconfig` where the driver
 is, and has a C compiler make a launcher for each kernel. A container often lacks all three. So the
