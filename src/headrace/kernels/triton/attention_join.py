@@ -1,10 +1,10 @@
 """Join of the pieces of attention: by the last program of `attention_decode`, and over latents by a
 kernel after it.
 
-Arithmetic of that: each piece of an entry's KV left, of each head, 512 sums in fp32 with their mass:
-2 KiB, compared with 1,152 bytes of KV for each of its tokens that 16 heads share. Bandwidth of L2 binds,
-and with few entries its latency: so a program takes one row of an entry and reads `JOINED` pieces
-at once, in order, of 64 that a long context may have.
+Arithmetic of that: each piece of an entry's KV left, of each head, 512 sums in fp32 with their
+mass: 2 KiB, compared with 1,152 bytes of KV for each of its tokens that 16 heads share. Bandwidth
+of L2 binds, and with few entries its latency: so a program takes one row of an entry and reads
+`JOINED` pieces at once, in order, of 64 that a long context may have.
 """
 
 from __future__ import annotations
