@@ -20,6 +20,7 @@ from itertools import chain
 from headrace.base.step import BlockWrite
 from headrace.kv import KvManager, lent_of
 
+from .encodings import Encodings
 from .limits import Limits
 from .queue import WaitingQueue
 from .resource import Resource, all_prepared
@@ -33,8 +34,15 @@ RESERVE = 0.02
 class Roster:
     """The places of work, and every way to take and give back what running work holds."""
 
-    def __init__(self, limits: Limits, kv: KvManager, resources: tuple[Resource, ...]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        kv: KvManager,
+        resources: tuple[Resource, ...],
+        encodings: Encodings | None = None,
+    ) -> None:
         self.kv = kv
+        self._encodings = encodings
         self.resources = resources
         self.waiting = WaitingQueue()
         self.decoding: dict[int, Work] = {}
@@ -95,19 +103,21 @@ class Roster:
     def enter(self, work: Work, budget: int) -> int:
         """Take the (prepared) head of the queue into a row, with its hits of the prefix index.
 
-        Returns the units of its first chunk, at most `budget`. Without enough blocks it returns 0,
-        takes nothing and gives the resources back.
+        Returns the units of its first chunk, at most `budget`. Without enough blocks, or while the
+        first unit waits for an encoding, it returns 0, takes nothing and gives the resources back.
         """
         known = work.known
         if work.keeps:
             start, count = self._open(work, known, budget)
         else:
+            self._need(work, 0)
             start, count = 0, work.chunk(0, budget)
             work.capacity = work.limit
         if not count:
             for resource in self.resources:
                 resource.free(work)
-            self.blocked, self._blocked_free = work, self.kv.free
+            if start < work.ready:
+                self.blocked, self._blocked_free = work, self.kv.free
             return 0
         if work.state is State.WAITING:
             work.cached = start
@@ -122,12 +132,17 @@ class Roster:
         work.chunk_start = work.scheduled = start
         return count
 
+    def _need(self, work: Work, start: int) -> None:
+        if self._encodings is not None and work.request.spec.inputs:
+            self._encodings.need(work, start)
+
     def _open(self, work: Work, known: int, budget: int) -> tuple[int, int]:
         """Open a table with the hits of the index and blocks for a first chunk; return its (start,
         count). Count 0: there are too few blocks, and nothing is taken."""
         kv, read = self.kv, work.reads
         table = kv.open(known, work.chain, read=read)
         start = kv.cached(table)
+        self._need(work, start)
         count = work.chunk(start, budget)
         alone = not self.running and not self.leaving
         room = start

@@ -43,6 +43,7 @@ from headrace.kv import KvManager
 
 from .admission import RetryEstimate, verify_request, work_of
 from .chunks import EqualChunks
+from .encodings import Encodings, Entry
 from .limits import Limits
 from .price import DraftCounts, StepPrices, computed, draft_lengths
 from .resource import Resource
@@ -61,6 +62,8 @@ class Flight:
     entries: list[Work]
     decodes: int
     """Number of first entries that decode: one unit, and drafts, each."""
+    encoded: Entry | None = None
+    """Slices of an encoding, the plan's last entry."""
 
 
 class Scheduler:
@@ -71,8 +74,10 @@ class Scheduler:
         resources: Iterable[Resource] = (),
         clock: Callable[[], float] = time.monotonic,
         prices: StepPrices | None = None,
+        encodings: Encodings | None = None,
     ) -> None:
-        """`prices`: used to choose drafts; None: every draft that is ready is verified."""
+        """`prices`: used to choose drafts; None: every draft that is ready is verified.
+        `encodings`: of inputs that are not text; None: the model has no encoder part."""
         self.prices, self._drafts = prices, DraftCounts()
         self.limits = limits
         self.kv = kv
@@ -84,7 +89,8 @@ class Scheduler:
         self._clock = clock
         self._requests: dict[str, list[Work]] = {}
         """Live work of each request."""
-        self._roster = Roster(limits, kv, self.resources)
+        self._encodings = encodings
+        self._roster = Roster(limits, kv, self.resources, encodings)
         self._flights: deque[Flight] = deque()
         self._step = 0
         self._order = 0
@@ -94,8 +100,6 @@ class Scheduler:
         self._held: tuple[float, int] | None = None
         """Rank of the atom for which the decodes of this step left no budget."""
         self._chunks = EqualChunks(limits)
-        self._apart = 0
-        """Live work of other parts than the first."""
         self._check = check_plans()
         self.split: SplitStats | None = None
         """Counts of the prefill/decode split, if the engine has a role in one."""
@@ -148,6 +152,7 @@ class Scheduler:
             roster.preemptions,
             *self._drafts.totals,
             tier=None if kv.tiers is None else kv.tiers.stats,
+            encodings=None if self._encodings is None else self._encodings.stats(),
             split=self.split,
         )
 
@@ -178,6 +183,8 @@ class Scheduler:
         request, n = works[0].request, len(works)
         for resource in self.resources:
             resource.verify(request)
+        if self._encodings is not None:
+            self._encodings.verify(request)
         limits = self.limits
         room = limits.max_waiting + max(0, limits.running - self.running) - self.waiting
         if n > room:
@@ -187,7 +194,6 @@ class Scheduler:
             )
         for work in works:
             assert min(work.atom, work.known) <= limits.step_tokens, "never fits into a step"
-            self._apart += work.part > 0
         self._order += n
         self._requests[request.id] = works
         for work in works:
@@ -214,6 +220,9 @@ class Scheduler:
         if self.limits.policy == "priority":
             self._yield()
         room = self._chunks.room(self._roster.uncomputed(LOOK_AHEAD))
+        encodings = self._encodings
+        if encodings is not None and encodings.busy:
+            room = min(room, encodings.tokens(len(self._roster.decoding)))
         chunks = self._find_room(plan.blocks, room)
         entries = self._place_decodes(plan)
         decodes = len(entries)
@@ -224,7 +233,8 @@ class Scheduler:
             self._admit(plan, entries, room)
         if self.limits.drafts:
             self._draft(plan, entries[:decodes])
-        if not entries:
+        encoded = None if encodings is None else encodings.plan(plan, decodes)
+        if not plan.rows:
             return None
         if (slots := self.kv.slots) is not None and slots.free:
             for work in entries:
@@ -232,11 +242,11 @@ class Scheduler:
                     slots.take(work.table, work.row, work.known, plan.slots)
         self._roster.carried = []
         plan.released.extend(self._roster.rows.take_released())
-        if self._apart:
-            plan.parts = tuple(work.part for work in entries)
+        if encodings is not None:
+            plan.dropped = encodings.take_dropped()
         if self._check:
             plan.verify(budget=self.limits.step_tokens, rows=self.limits.rows)
-        self._flights.append(Flight(plan, entries, decodes))
+        self._flights.append(Flight(plan, entries, decodes, encoded))
         self._step += 1
         return plan
 
@@ -245,7 +255,7 @@ class Scheduler:
         if result.error is not None:
             return self.fail(plan, result.error)
         flight = self._land(plan)
-        assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
+        assert len(result.tokens) == len(plan.rows), "the result is not of this plan"
         self.kv.settle(plan.number)
         number, decodes, failures = plan.number, flight.decodes, result.failures
         only, drafting = decodes == len(plan.rows), 0.0
@@ -276,8 +286,26 @@ class Scheduler:
                         self._leave(work)
             if work.state is not running:
                 self._roster.drain(work)
+        if self._encodings is not None:
+            deltas += self._encoded(flight, result)
         self._note(flight, sampled)
         return deltas
+
+    def _encoded(self, flight: Flight, result: StepResult) -> list[SequenceDelta]:
+        """Book the slices and the times of a step of a model with an encoder."""
+        encodings, entry, plan = self._encodings, flight.encoded, flight.plan
+        assert encodings is not None
+        units = 0 if entry is None else entry.encoding.units * entry.count
+        text = result.seconds - result.encoding
+        encodings.prices.observe(plan.tokens, text, units, result.encoding)
+        if entry is None:
+            return []
+        why = result.failures.get(len(flight.entries))
+        if why is None:
+            encodings.computed(entry, result.encoding)
+            return []
+        ended = encodings.failed(entry, alone=True)
+        return [self._finish(work, "error", why) for work in ended]
 
     def fail(self, plan: StepPlan, message: str) -> list[SequenceDelta]:
         """End the entries of the oldest plan in flight, which failed, with an error.
@@ -299,6 +327,10 @@ class Scheduler:
                 self.kv.distrust(work.table)
             if work.state is not State.FINISHED:
                 deltas.append(self._finish(work, "error", message))
+        if self._encodings is not None and flight.encoded is not None:
+            for work in self._encodings.failed(flight.encoded, alone=False):
+                if work.state is not State.FINISHED:
+                    deltas.append(self._finish(work, "error", message))
         for later in self._flights:
             for work in later.entries:
                 if work.state is State.RUNNING:
@@ -346,6 +378,8 @@ class Scheduler:
             elif budget > 0:
                 if tiers is not None and tiers.meets(work.id, start):
                     self._roster.leave(work, State.PREEMPTED)
+                    continue
+                if start >= work.ready:
                     continue
                 count = work.chunk(start, budget)
                 if not count:
@@ -423,12 +457,15 @@ class Scheduler:
                 break
             if min(work.atom, work.known) > budget or (self._held and work.rank > self._held):
                 break
-            if not roster.prepare(work):
+            if not (self._has_room_for_inputs(work) and roster.prepare(work)):
                 unprepared.append(roster.waiting.pop())
                 continue
             count = roster.enter(work, budget)
-            if not count:
+            if not count and roster.blocked is work:
                 break
+            if not count:  # Its first tokens wait for an encoding.
+                unprepared.append(roster.waiting.pop())
+                continue
             if not work.preemptions:
                 work.scheduled_at = now
             plan.admitted.append(work.admission())
@@ -438,6 +475,10 @@ class Scheduler:
             budget -= count
         for work in unprepared:
             roster.waiting.push(work)
+
+    def _has_room_for_inputs(self, work: Work) -> bool:
+        encodings = self._encodings
+        return encodings is None or not work.request.spec.inputs or encodings.reserve(work)
 
     def _draft(self, plan: StepPlan, decodes: list[Work]) -> None:
         """Let decodes verify drafts, last: no prompt waits, and no work gives up a block."""
@@ -472,7 +513,7 @@ class Scheduler:
     def _note(self, flight: Flight, sampled: int) -> None:
         plan = flight.plan
         tokens = plan.tokens
-        entries = len(plan.rows)
+        entries = len(flight.entries)
         decoded = tokens if flight.decodes == entries else sum(plan.counts[: flight.decodes])
         self._last = plan.number, entries, tokens, tokens - decoded, sampled
 
@@ -486,7 +527,8 @@ class Scheduler:
         self._roster.leave(work, State.FINISHED)
         choices = self._requests[work.request.id]
         choices.remove(work)
-        self._apart -= work.part > 0
+        if self._encodings is not None:
+            self._encodings.leave(work)
         if not choices:
             del self._requests[work.request.id]
         self._retry.finished(self._clock())
@@ -507,5 +549,9 @@ class Scheduler:
             assert s.in_flight == sum(s is other for other in flying)
             assert s.known <= s.limit
         assert roster.running + len(roster.waiting) <= len(live), "someone runs without a request"
+        if self._encodings is not None:
+            encoded = [flight.encoded for flight in self._flights]
+            items = [entry.encoding for entry in encoded if entry is not None]
+            self._encodings.check_integrity(live, items)
         if not self._flights:
             assert not self.kv.unsettled, "steps are settled or forgotten"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ..base.graph import Graph
 from ..base.step import PoolShape
+from ..kernels.arrays import Array, tensor
 from ..kernels.backend import Shelf
 from ..kernels.operators import StepLimits
 from ..kernels.prepared import Prepared
@@ -36,7 +37,7 @@ class Part:
         """Choose the operators and load the weights. `beside`: a part that computes at other times,
         whose threads serve this one too. `shared`: weights that are used where `source` has none.
         """
-        self._device = resolved.device
+        self._device, self._dtype = resolved.device, resolved.dtype
         self.operators: Provider
         self.operators, self.decisions = choose_operators(
             graph, options, resolved, source, shelf, None if beside is None else beside.operators
@@ -52,6 +53,14 @@ class Part:
                 max_context=max_context,
                 shared=shared,
             )
+
+    def activations(self, rows: Array) -> Array:
+        """Return fp32 rows of the host as the operators take activations."""
+        if self.operators.host:
+            return rows
+        import torch  # Local: imported where it computes.
+
+        return tensor(rows).to(self._device, getattr(torch, self._dtype))
 
     @property
     def headless(self) -> bool:

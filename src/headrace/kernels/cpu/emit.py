@@ -56,6 +56,7 @@ from .records import (
     HrRope,
     HrRowsOp,
     HrSample,
+    HrScatter,
     HrSix,
 )
 
@@ -238,6 +239,20 @@ def embed(weight: Weight, scale: float, y: Matrix, index: str = "tokens") -> Emi
         INDICES[index],
         0,
     )
+
+
+def scatter(y: Matrix, size: int) -> tuple[int, HrScatter]:
+    """Emit a copy of rows into y; rows and places are set before each run."""
+    return records.SCATTER, HrScatter(None, size, None, 0, *y, size)
+
+
+def fill_scatter(op: HrScatter, rows: Array, places: Array) -> None:
+    """Set the rows [M, D], in fp32, and the places of the next runs; both must live until then."""
+    assert dtype_name(rows) == "float32"
+    assert dtype_name(places) == "int64"
+    assert rows.shape == (len(places), op.size)
+    op.x, op.x_stride, op.places = address(rows), stride(rows, 0), address(places)
+    op.count = len(places)
 
 
 def norm(

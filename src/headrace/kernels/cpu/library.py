@@ -28,7 +28,7 @@ from ..arrays import address
 from .rank_records import MIRRORED
 from .records import HrStep
 
-VERSION = 11
+VERSION = 12
 """Version of the C ABI: `hr_version`."""
 LAYOUT = "cpu panels 2"
 """Names how panels lie: kept panels of another layout are not used."""

@@ -36,7 +36,7 @@ from .arena import Arena
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
 from .fusion import Additions, Fusion, Unrecordable, rows_of
 from .rank_records import HrPiece
-from .records import ROWS_N, UNIT, HrKv, HrLinear, HrQuantised
+from .records import ROWS_N, UNIT, HrKv, HrLinear, HrQuantised, HrScatter
 
 
 class Lowering(Fusion):
@@ -57,6 +57,8 @@ class Lowering(Fusion):
         self.emitted: list[Emitted] = []
         self.head: HrLinear | None = None
         """The last product, if it has one part and gives the logits."""
+        self.scattered: HrScatter | None = None
+        """Record that takes rows of other parts."""
         self.share: ExchangeSpec | None = None
         """Part of the logits that `head` gives, if ranks share them."""
         self._floats: dict[Value, npt.NDArray[np.float32]] = {}
@@ -188,6 +190,10 @@ class Lowering(Fusion):
         assert isinstance(spec, EmbedSpec)
         y = self._make_floats(node.out[0])
         self._emit("embed", emit.embed(self._weight(node), spec.scale, y, spec.index))
+
+    def _scatter(self, index: int, node: Node) -> None:
+        code, self.scattered = emit.scatter(self._matrix(node.out[0]), node.out[0].width)
+        self._emit("scatter", (code, self.scattered))
 
     def _norm(self, index: int, node: Node) -> None:
         (x,), spec, residual = node.reads, node.spec, None

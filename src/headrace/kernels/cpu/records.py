@@ -26,7 +26,7 @@ ROWS_N, ROWS_R = 0, 1
 EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP, GATE_UP = range(1, 12)
 LAYER_NORM, ACTIVATE, BIDIRECTIONAL, ROUTE, PLACE, EXPERTS_UP, EXPERTS_DOWN, SCALE = range(12, 20)
 LORA_DOWN, LORA_UP, DRAW, BEST, PICK, SAMPLE, BOUND, HEADS, COLUMNS = range(20, 29)
-CONV, RECURRENCE, MULTIPLY, EXCHANGE, AGREE, LOWER, HANDOVER, EXPERTS_SUM = range(29, 37)
+CONV, RECURRENCE, MULTIPLY, EXCHANGE, AGREE, LOWER, HANDOVER, EXPERTS_SUM, SCATTER = range(29, 38)
 BOUNDED = 4
 """Most rows for which bounding the logits first is worth it (docs/kernels.md): HR_BOUNDED."""
 MAX_GROUPS = 16
@@ -85,6 +85,10 @@ class HrColumns(Structure):
 
 class HrEmbed(Structure):
     _fields_ = laid("P data; L row_bytes; P y; L y_stride; F scale; I kind vocab size index unused")
+
+
+class HrScatter(Structure):
+    _fields_ = laid("P x; L x_stride; P places; L count; P y; L y_stride; I size unused")
 
 
 class HrNorm(Structure):
@@ -226,6 +230,7 @@ _MIRRORED = """
 HrUnit HrSix HrQuantised HrPart HrLinear HrEmbed HrNorm HrQuantise HrGated HrRowsOp HrKv HrRope
 HrAttention HrGateUp HrRecord HrGroup HrStep HrLoraPart HrLora HrDrawRow HrDraw HrBest HrWorth
 HrHead HrRule HrSample HrLayerNorm HrBidirectional HrRoute HrSpan HrExperts HrHeads HrColumns
+HrScatter
 """
 MIRRORED: list[type[Structure]] = [globals()[name] for name in _MIRRORED.split()]
 """In the order of `hr_sizeof`; `state_records` has the rest."""
@@ -238,7 +243,7 @@ STRUCTS: dict[int, type[Structure]] = {
     ROUTE: HrRoute, PLACE: HrExperts, EXPERTS_UP: HrExperts, EXPERTS_DOWN: HrExperts,
     SCALE: HrRowsOp, LORA_DOWN: HrLora, LORA_UP: HrLora, DRAW: HrDraw, BEST: HrHead, PICK: HrHead,
     SAMPLE: HrSample, BOUND: HrHead, HEADS: HrHeads, COLUMNS: HrColumns, LOWER: HrHead,
-    EXPERTS_SUM: HrExperts,
+    EXPERTS_SUM: HrExperts, SCATTER: HrScatter,
 }  # fmt: skip
 """Struct of each record, which the library casts to; `state_records` and `rank_records` add
 theirs."""

@@ -17,6 +17,7 @@ from .state_records import HrRecurrence
 
 NAMES = {
     kinds.EMBED: "embed",
+    kinds.SCATTER: "scatter",
     kinds.NORM: "norm",
     kinds.LAYER_NORM: "norm",
     kinds.ADD: "add",

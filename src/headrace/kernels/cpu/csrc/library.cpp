@@ -68,7 +68,7 @@ void peak_share(void* context, int thread, int) {
 HR_API const char* hr_sources() { return HR_SOURCES; }
 
 // Raised whenever a record or a function changes its meaning (how panels lie: `LAYOUT`, library.py).
-HR_API int32_t hr_version() { return 11; }
+HR_API int32_t hr_version() { return 12; }
 
 // Size of each record, for Python to check its mirror: index as in records.h, −1 beyond.
 HR_API int64_t hr_sizeof(int32_t index) {
@@ -81,7 +81,7 @@ HR_API int64_t hr_sizeof(int32_t index) {
                            sizeof(HrBest),   sizeof(HrWorth),     sizeof(HrHead),    sizeof(HrRule),
                            sizeof(HrSample), sizeof(HrLayerNorm), sizeof(HrBidirectional),
                            sizeof(HrRoute),  sizeof(HrSpan),      sizeof(HrExperts),
-                           sizeof(HrHeads),  sizeof(HrColumns),   sizeof(HrConv),
+                           sizeof(HrHeads),  sizeof(HrColumns),   sizeof(HrScatter), sizeof(HrConv),
                            sizeof(HrRecurrence), sizeof(HrMultiply),
                            sizeof(HrPiece),  sizeof(HrExchange),
                            sizeof(HrHandover), sizeof(HrAgree),    sizeof(HrDeal)};

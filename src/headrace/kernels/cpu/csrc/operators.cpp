@@ -28,6 +28,13 @@ void op_embed(const HrEmbed& op, const hr::Work& work) {
                    op.y + n * op.y_stride);
 }
 
+void op_scatter(const HrScatter& op, const hr::Work& work) {
+  int64_t first, last;
+  work.share(op.count, &first, &last);
+  for (int64_t m = first; m < last; ++m)
+    memcpy(op.y + op.places[m] * op.y_stride, op.x + m * op.x_stride, sizeof(float) * op.size);
+}
+
 void op_attention(const HrAttention& op, const hr::Work& work) {
   if (!in_codes(op.kv.kind)) return hr::HR_NAME::attention_floats(op, work);
   if (op.coarse) return hr::HR_NAME::attention_coarse(op, work);
@@ -37,6 +44,7 @@ void op_attention(const HrAttention& op, const hr::Work& work) {
 void run(const HrRecord& record, const hr::Work& work) {
   switch (record.code) {
     case HR_OP_EMBED: return op_embed(*static_cast<const HrEmbed*>(record.op), work);
+    case HR_OP_SCATTER: return op_scatter(*static_cast<const HrScatter*>(record.op), work);
     case HR_OP_NORM: return op_norm(*static_cast<const HrNorm*>(record.op), work);
     case HR_OP_QUANTISE: return op_quantise(*static_cast<const HrQuantise*>(record.op), work);
     case HR_OP_LINEAR: return op_linear(*static_cast<const HrLinear*>(record.op), work);

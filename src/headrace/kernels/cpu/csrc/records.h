@@ -66,7 +66,8 @@ enum HrCode {
   HR_OP_CONV = 29, HR_OP_RECURRENCE = 30, HR_OP_MULTIPLY = 31,  // states.h
   HR_OP_EXCHANGE = 32, HR_OP_AGREE = 33, HR_OP_LOWER = 34,  // ranks.h
   HR_OP_HANDOVER = 35,  // handover.h
-  HR_OP_EXPERTS_SUM = 36
+  HR_OP_EXPERTS_SUM = 36,
+  HR_OP_SCATTER = 37
 };
 
 // Rows of activations as int8, six rows interleaved: what a product walks through is one
@@ -173,6 +174,17 @@ typedef struct {
   int32_t index;         // HrIndex
   int32_t unused;
 } HrEmbed;
+
+typedef struct {
+  const float* x;         // [count] rows; x, places and count are set before each run
+  int64_t x_stride;
+  const int64_t* places;  // rows of y, each once
+  int64_t count;
+  float* y;
+  int64_t y_stride;
+  int32_t size;
+  int32_t unused;
+} HrScatter;
 
 typedef struct {
   const float* x;
