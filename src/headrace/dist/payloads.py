@@ -40,7 +40,7 @@ class Payload:
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         descriptor = os.memfd_create("headrace input", flags)
         try:
-            _write(descriptor, [token, memoryview(np.ascontiguousarray(array)).cast("B")])
+            _write(descriptor, [token, np.ascontiguousarray(array).data.cast("B")])
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         except BaseException:
             os.close(descriptor)
@@ -110,7 +110,7 @@ def read_payload(source: Source) -> Floats:
         token = os.pread(descriptor, _TOKEN, 0)
         if not sealed or token != source.token or size != _TOKEN + room.nbytes:
             raise gone
-        view, done = memoryview(room).cast("B"), 0
+        view, done = room.data.cast("B"), 0
         while done < len(view):
             done += os.preadv(descriptor, [view[done:]], _TOKEN + done)
         return room

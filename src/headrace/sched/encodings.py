@@ -62,7 +62,7 @@ class Entry(NamedTuple):
     """Slices of an encoding in a plan."""
 
     encoding: Encoding
-    count: int
+    slices: int
     tries: int
 
 
@@ -257,7 +257,7 @@ class Encodings:
             self._drop(found)
         if found.state == "gone" or found.tries != entry.tries:
             return
-        found.done += entry.count
+        found.done += entry.slices
         if found.done == self.shape.slices:
             found.state = "ready"
             self._computed += 1

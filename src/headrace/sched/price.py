@@ -322,6 +322,10 @@ class MixedPrices:
                 high = middle - 1
         return low
 
+    def slice_seconds(self, units: int) -> float:
+        """Return the expected seconds of slices, by their number times the input's units."""
+        return self._slices.seconds(units)
+
     def observe(self, tokens: int, text: float, units: int, encoding: float) -> None:
         """Learn from a step of `tokens` in `text` seconds, and of slices times `units` in
         `encoding` seconds."""

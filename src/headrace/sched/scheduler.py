@@ -295,7 +295,7 @@ class Scheduler:
         """Book the slices and the times of a step of a model with an encoder."""
         encodings, entry, plan = self._encodings, flight.encoded, flight.plan
         assert encodings is not None
-        units = 0 if entry is None else entry.encoding.units * entry.count
+        units = 0 if entry is None else entry.encoding.units * entry.slices
         text = result.seconds - result.encoding
         encodings.prices.observe(plan.tokens, text, units, result.encoding)
         if entry is None:

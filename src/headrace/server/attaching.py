@@ -28,6 +28,9 @@ def attach(service: Service, engine: ServingEngine | HearingEngine) -> None:
 
         service.speak_with(SpeakingRoutes(service, engine))
     if listens(engine.files.path):
-        from ..engine.clients.listening import SoundListener
+        from ..loader.sounds import open_sounds
+        from ..speech.prompts import SoundPrompts
 
-        service.listener = SoundListener(engine.files)
+        sound = open_sounds(engine.files)
+        assert sound is not None, "the folder says that it takes sounds"
+        service.sounds = SoundPrompts(sound, engine.files.name)

@@ -168,7 +168,7 @@ class CpuProgram:
                 assert batch.encoded is not None, "this variant is for rows of other parts"
                 emit.fill_scatter(self._scattered, batch.encoded.rows, batch.encoded.places)
             # Adapters and rows of other parts come in new memory with every step.
-            again = batch.fixed and batch.adapters is batch.encoded is None
+            again = batch.fixed and batch.adapters is None and batch.encoded is None
             self._filled = batch if again else None
         end, samples = self._end_of(want), self._step.r
         self._wanted, self._at = want, (end.at, end.count, self._at[2])
