@@ -14,7 +14,6 @@ import secrets
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -57,10 +56,6 @@ class Payloads:
         self._most, self._most_of_one = most, most_of_one
         self.bytes = 0
         self._of: Counter[str] = Counter()
-        self._open: weakref.WeakValueDictionary[Source, Payload] = weakref.WeakValueDictionary()
-
-    def __len__(self) -> int:
-        return len(self._open)
 
     def hold(self, owner: str, array: Floats) -> Payload:
         """Put an array [rows, width] into sealed memory. Raises `TooLarge` for more than one owner
@@ -75,13 +70,7 @@ class Payloads:
         made = Payload(self, owner, array)
         self.bytes += size
         self._of[owner] += size
-        self._open[made.source] = made
         return made
-
-    def of(self, sources: Iterable[Source | None]) -> list[Payload]:
-        """Return the open inputs of these handles, for a caller to keep."""
-        found = [self._open.get(source) for source in sources if source is not None]
-        return [one for one in found if one is not None]
 
     def left(self, owner: str, size: int, descriptor: int) -> None:
         """Close an input that nobody has any more."""
