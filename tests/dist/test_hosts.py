@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from headrace.base.errors import EngineDead
-from headrace.dist.hosts import _AT_ONCE, _SHARE, PROOF_SECONDS, Door, HostPort, NoRank, Use, dial
+from headrace.dist.hosts import _AT_ONCE, _SHARE, PROOF_SECONDS, HostPort, Door, NoRank, Use, dial
 from headrace.dist.pulse import Pulse
 
 KEY = b"k" * 32
