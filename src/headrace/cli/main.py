@@ -30,6 +30,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Speech to text: a file of sound as text, captions or JSON.",
     ),
     "speak": ("headrace.cli.speak:command", "Text to speech: a file of the sound of a text."),
+    "programs": (
+        "headrace.cli.programs:command",
+        "Detectors, readers and voices as ONNX files: inspect, run.",
+    ),
     "models": (
         "headrace.cli.models:command",
         "The catalog: what there is, what is on disk, licences.",

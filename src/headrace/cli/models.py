@@ -18,7 +18,8 @@ from ..base.hardware import hardware
 from ..loader import open_model
 from ..loader.cache import CachedModel, cached_models
 from ..loader.cache import remove as remove_model
-from ..loader.catalog import TASKS
+from ..loader.catalog import CATALOG, TASKS
+from ..loader.open import fetched
 from ..speech.finding import find, hears
 from .progress import DownloadBars
 
@@ -82,6 +83,8 @@ def pull(
     with DownloadBars(sys.stderr) as bars:
         if hears(name, cache_dir=cache_dir, offline=False):
             path = find(name, cache_dir=cache_dir, progress=bars)
+        elif name in CATALOG and CATALOG[name].task == "program":
+            path = fetched(name, cache_dir=cache_dir, progress=bars)
         else:
             path = open_model(name, cache_dir=cache_dir, progress=bars).path
     print(path)

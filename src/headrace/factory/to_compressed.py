@@ -30,6 +30,7 @@ from ..loader.safetensors_file import SIZES, StoredTensor, read_header
 from ..quant.schemes import NVFP4_GROUP
 from ..quantise.coded import Coding
 from ..quantise.rounding import Rounding
+from ..quantise.solve import Floats
 from ..quantise.target import Encoded, Stats
 from .to_gguf import ROUTER
 
@@ -76,6 +77,27 @@ class CompressedTensor:
     @property
     def nbytes(self) -> int:
         return sum(math.prod(shape) * SIZES[dtype] for _, dtype, shape in self.parts)
+
+    @property
+    def dense_bytes(self) -> int:
+        return self.stored.nbytes
+
+    @property
+    def kind(self) -> str:
+        return self.coding.format
+
+    def errors(self, number: int, kind: str, inputs: Floats | None) -> Callable[[Any], Floats]:
+        """Return a function from rows to their errors [·, in] if they are rounded to the nearest.
+        `inputs`: Σ x² of each column."""
+        data = floats(self.stored.read())
+        top = float(np.abs(data).max(initial=0))
+
+        def off(rows: Any) -> Floats:
+            w = np.ascontiguousarray(data[rows], np.float32)
+            grid, _ = self.coding.fitted(w, inputs, self.stored.dtype, top)
+            return grid.values(grid.round(w)) - w
+
+        return off
 
     @property
     def parts(self) -> list[tuple[str, str, list[int]]]:

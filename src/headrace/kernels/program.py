@@ -59,8 +59,9 @@ class Outputs:
     again."""
 
     tokens: Array | None = None
-    """[R] int64. -1: this one could not be drawn; then logits are present. A row whose logits are
-    not numbers gets any token of the vocabulary."""
+    """[R] int64. -1 in an array of the host: this one could not be drawn; then logits are present.
+    -1 in a tensor of a device: the row's logits are not numbers. On a CPU such a row gets any token
+    of the vocabulary."""
     logits: Array | None = None
     """[R, V] fp32; present if wanted, and in every step without tokens."""
     hidden: Array | None = None

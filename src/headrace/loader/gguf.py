@@ -107,6 +107,12 @@ class GgufFile:
             return flat.view(plain).reshape(info.shape)
         return flat.reshape(*info.shape[:-1], info.type.row_bytes(info.shape[-1]))
 
+    def rest(self) -> None:
+        """Give back the memory of all pages that were read; the next look reads them again. Nothing
+        may have been written to a view."""
+        with suppress(OSError, AttributeError):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
     def entries(self) -> bytes:
         """Return the metadata's bytes unchanged."""
         return self._map[_HEAD : self._tables]

@@ -106,6 +106,12 @@ def gguf_of(files: ModelFiles) -> GgufFile:
     return files.opened if isinstance(files.opened, GgufFile) else GgufFile(files.path)
 
 
+def rest(files: ModelFiles) -> None:
+    """Give back the memory of the weights that were read, if the model is a mapped file."""
+    if isinstance(files.opened, GgufFile):
+        files.opened.rest()
+
+
 def _token_id(metadata: dict[str, Any], field: str, count: int) -> int | None:
     value = metadata.get(f"tokenizer.ggml.{field}")
     if value is None or value in (-1, 0xFFFFFFFF):

@@ -44,6 +44,10 @@ def open_model(
             f"{name} is for speech to text: headrace transcribe and headrace serve take it, "
             "headrace roofline shows its memory and its limits"
         )
+    if known is not None and known.task == "program":
+        raise UnsupportedModel(
+            f"{name} is a program: headrace programs inspect and headrace programs run take it"
+        )
     local = fetched(name, cache_dir=cache_dir, offline=offline, progress=progress)
     return open_local(local, name, None if known is None else known.licence)
 

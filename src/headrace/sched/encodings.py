@@ -265,11 +265,11 @@ class Encodings:
                 if work.state is State.RUNNING:
                     self._settle(work, work.scheduled)
 
-    def failed(self, entry: Entry, *, alone: bool) -> list[Work]:
+    def failed(self, entry: Entry, *, alone: bool, again: bool = False) -> list[Work]:
         """Book slices that failed; return the readers that have to end.
 
         `alone`: the item failed, and not its step. Then a reader that came with another handle of
-        the same content may still have it.
+        the same content may still have it. `again`: the step is to be tried again.
         """
         found = entry.encoding
         found.in_flight -= 1
@@ -279,7 +279,7 @@ class Encodings:
             return []
         found.tries += 1
         self._failed += 1
-        ended = list(found.readers)
+        ended = [] if again else list(found.readers)
         if alone:
             ended = [one for one in ended if found.readers[one] == found.source]
         for work in ended:

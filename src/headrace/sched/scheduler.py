@@ -50,6 +50,8 @@ from .resource import Resource
 from .roster import RESERVE, Roster
 from .work import NO_ROW, State, Work
 
+LEAST_STEP = 256
+"""Units to which a step that found no memory may shrink; more, if more sequences may run."""
 LOOK_AHEAD = 32
 """Most work without its resources that an admission looks past, to find some that has them."""
 
@@ -91,6 +93,8 @@ class Scheduler:
         """Live work of each request."""
         self._encodings = encodings
         self._roster = Roster(limits, kv, self.resources, encodings)
+        self._budget = limits.step_tokens
+        """Most units of a step: fewer than `Limits` says after a step that found no memory."""
         self._flights: deque[Flight] = deque()
         self._step = 0
         self._order = 0
@@ -277,6 +281,8 @@ class Scheduler:
             if number > work.void_until and work.state is not finished:
                 if i in failures:
                     delta = work.fault(failures[i])
+                elif i in result.spoiled:
+                    delta = work.end("error", result.spoiled[i])
                 else:
                     delta = work.take(plan, result, i, grows=i < decodes)
                 if delta is not None:
@@ -307,14 +313,25 @@ class Scheduler:
         ended = encodings.failed(entry, alone=True)
         return [self._finish(work, "error", why) for work in ended]
 
-    def fail(self, plan: StepPlan, message: str) -> list[SequenceDelta]:
-        """End the entries of the oldest plan in flight, which failed, with an error.
+    def relieve(self) -> bool:
+        """Halve what a step may compute from now on; return False if it is as small as it gets."""
+        least = max(LEAST_STEP, self.limits.running)
+        if not self.kv.groups or self._budget <= least:
+            return False
+        self._budget = max(least, self._budget // 2)
+        return True
+
+    def fail(self, plan: StepPlan, message: str, *, again: bool = False) -> list[SequenceDelta]:
+        """End the entries of the oldest plan in flight, which failed, with an error. `again`: they
+        start again instead.
 
         Later plans in flight may have read what this one should have written. So their results will
         be dropped, and work that is only in those starts again.
         """
         flight = self._land(plan)
         self.kv.forget(plan.number)
+        begun = {work.id for work in flight.entries if plan.number <= work.void_until}
+        """Work that starts again already, or has ended."""
         for later in self._flights:
             for work in later.entries:
                 if work.table is not None:
@@ -325,10 +342,14 @@ class Scheduler:
             work.in_flight -= 1
             if work.table is not None:
                 self.kv.distrust(work.table)
-            if work.state is not State.FINISHED:
+            if work.id in begun:
+                continue
+            if again and work.state is State.RUNNING:
+                self._roster.preempt(work)
+            elif not again and work.state is not State.FINISHED:
                 deltas.append(self._finish(work, "error", message))
         if self._encodings is not None and flight.encoded is not None:
-            for work in self._encodings.failed(flight.encoded, alone=False):
+            for work in self._encodings.failed(flight.encoded, alone=False, again=again):
                 if work.state is not State.FINISHED:
                     deltas.append(self._finish(work, "error", message))
         for later in self._flights:
@@ -361,7 +382,7 @@ class Scheduler:
         if self.limits.stages > 1:
             needy = [s for s in needy if not s.in_flight]
         needy.extend(prefilling.values())
-        budget = min(room, self.limits.step_tokens - len(decoding))
+        budget = min(room, self._budget - len(decoding))
         self._held = None
         latest = self._step - 1 if self._flights else None
         needy.sort(key=lambda s: s.rank)
@@ -448,7 +469,7 @@ class Scheduler:
         """Give rows to waiting work, in order of rank, and place its first chunks."""
         roster = self._roster
         limits = self.limits
-        budget = min(room, limits.step_tokens - plan.tokens)
+        budget = min(room, self._budget - plan.tokens)
         now = self._clock()
         unprepared: list[Work] = []
         while budget > 0 and not roster.full and len(unprepared) < LOOK_AHEAD:
@@ -483,7 +504,7 @@ class Scheduler:
     def _draft(self, plan: StepPlan, decodes: list[Work]) -> None:
         """Let decodes verify drafts, last: no prompt waits, and no work gives up a block."""
         tokens, most = plan.tokens, self.limits.drafts
-        room = self.limits.step_tokens - tokens
+        room = self._budget - tokens
         ready = [work.drafts[: min(most, work.limit - work.scheduled)] for work in decodes]
         if room <= 0 or not any(ready):
             return

@@ -16,25 +16,23 @@ import platform
 import sysconfig
 import weakref
 from collections.abc import Callable
-from ctypes import c_double, c_int32, c_int64, c_void_p
+from ctypes import c_double, c_void_p
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ...base.c_header import declare
 from ...base.errors import EngineFault
 from ..arrays import address
-from .rank_records import MIRRORED
-from .records import HrStep
+from .records import HEADER, HrStep
 
-VERSION = 12
-"""Version of the C ABI: `hr_version`."""
 LAYOUT = "cpu panels 2"
 """Names how panels lie: kept panels of another layout are not used."""
 FILE = Path(__file__).parent / "_headrace_cpu.so"
 SOURCES = Path(__file__).parent / "csrc"
-"""Its sources, in a source checkout."""
+"""Its sources."""
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "kernels", "cpu", FILE.name)
 """Its place in an editable install."""
 LEVELS_OF = {"x86_64": ("avx2", "avx512", "vnni", "bf16"), "aarch64": ("neon", "dotprod")}
@@ -49,33 +47,6 @@ BUILD = "`python -m headrace.kernels.cpu.build`"
 BUILD_ALL = "`python -m headrace.kernels.cpu.build --levels all`"
 """Commands that build in place, in a source checkout. An editable install has its machine's level.
 """
-
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "hr_version": (c_int32, []),
-    "hr_sources": (ctypes.c_char_p, []),
-    "hr_sizeof": (c_int64, [c_int32]),
-    "hr_level": (ctypes.c_char_p, [ctypes.c_char_p]),
-    "hr_level_state": (c_int32, [ctypes.c_char_p]),
-    "hr_built": (ctypes.c_char_p, []),
-    "hr_amx_refused": (ctypes.c_char_p, []),
-    "hr_team_new": (c_void_p, [c_int32, ctypes.c_char_p]),
-    "hr_team_free": (None, [c_void_p]),
-    "hr_team_threads": (c_int32, [c_void_p]),
-    "hr_run": (c_int32, [c_void_p, c_void_p, c_int32, c_void_p, c_void_p]),
-    "hr_meet": (c_int32, [c_void_p, c_int32, ctypes.c_uint32]),
-    "hr_wire": (None, [c_void_p, c_int32, c_int32, c_int32, c_void_p]),
-    "hr_wire_culprit": (c_int32, [c_void_p]),
-    "hr_wire_free": (None, [c_void_p]),
-    "hr_packed_bytes": (c_int64, [c_int32, c_int64, c_int64]),
-    "hr_pack": (None, [c_void_p, c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
-    "hr_pack_coded": (None, [c_void_p, c_int32, *[c_void_p] * 3, *[c_int64] * 3, c_void_p]),
-    "hr_encode": (c_int32, [c_void_p, c_int32, c_int32, c_void_p, c_int64, c_void_p]),
-    "hr_symmetric": (c_int32, [c_void_p, c_void_p, c_int64, c_int32, c_int32, c_void_p]),
-    "hr_probe_read": (c_double, [c_void_p, c_void_p, c_int64]),
-    "hr_probe_int8": (c_double, [c_void_p, c_int64]),
-    "hr_alloc": (c_void_p, [c_int64]),
-    "hr_release": (None, [c_void_p, c_int64]),
-}
 
 
 class LibraryAbsent(Exception):
@@ -110,19 +81,13 @@ def load() -> ctypes.CDLL:
 def _opened(file: Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(file))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
+        declare(library, HEADER)
     except OSError as error:
         raise LibraryAbsent(f"{file} cannot be loaded: {error}") from error
     except AttributeError as error:
         raise LibraryStale(
             f"{file} is of other sources ({error}); {BUILD} builds it anew"
         ) from error
-    if library.hr_version() != VERSION or any(
-        library.hr_sizeof(index) != ctypes.sizeof(mirror) for index, mirror in enumerate(MIRRORED)
-    ):
-        raise LibraryStale(f"{file} belongs to another version of Headrace; {BUILD} builds it anew")
     built_from = library.hr_sources().decode()
     if SOURCES.is_dir() and built_from != (here := digest_of(SOURCES)):
         raise LibraryStale(
