@@ -468,7 +468,6 @@ class Scheduler:
     def _admit(self, plan: StepPlan, entries: list[Work], room: int) -> None:
         """Give rows to waiting work, in order of rank, and place its first chunks."""
         roster = self._roster
-        limits = self.limits
         budget = min(room, self._budget - plan.tokens)
         now = self._clock()
         unprepared: list[Work] = []
