@@ -13,12 +13,16 @@ from engine_fakes import HUNG, OPTIONS
 from engine_waits import age, until
 from slicing_worker import DIES, FAILS, HANGS, SLICING
 
+from headrace.base.config import EngineOptions
 from headrace.base.errors import EngineFault
+from headrace.base.hardware import hardware
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import InputSpan
 from headrace.dist.payloads import Payload
 from headrace.engine.clients.async_engine import AsyncEngine
 from headrace.engine.clients.supervision import Supervision
+from headrace.engine.loop.start import explain
+from headrace.loader import open_model
 from headrace.loader.sounds import open_sounds
 from headrace.speech.prompts import SoundPrompts
 from tiny.hearing_chat import PLACE, make, tokenizer
@@ -155,3 +159,14 @@ async def test_a_conversation_that_goes_on_encodes_nothing_and_tenants_share_not
         assert metric(engine, "headrace:encodings_total", end="shared") >= 3
         assert metric(engine, "headrace:encodings_waiting") == 0
         assert metric(engine, "headrace:encodings_bytes") == 2 * 4 * 96 * span.length
+
+
+def test_the_plan_shows_the_part_and_its_memory(folder: Path) -> None:
+    files = open_model(str(folder))
+    options = EngineOptions(model=str(folder), device="cpu", max_context=512, kv_memory="2MiB")
+    decisions, memory = explain(options, files, hardware())
+    part = next(one for one in decisions if one.name == "parts")
+    assert part.value == "encoder, text"
+    assert "3 slices" in part.reason
+    assert dict(memory.parts())["encodings"] == memory.encoding_bytes > 16 * 750 * 96 * 4
+    memory.verify()

@@ -203,6 +203,27 @@ def test_inputs_that_never_fit_are_refused() -> None:
     d.check_answers()
 
 
+def test_inputs_without_a_handle_are_refused() -> None:
+    request = with_inputs(request_of("a", [1] * 20), (0, 8, b"a"))
+    spans = tuple(span._replace(source=None) for span in request.spec.inputs)
+    request.spec = replace(request.spec, inputs=spans)
+    with pytest.raises(InvalidRequest, match="no handle"):
+        encoding_driver().add(request)
+
+
+def test_a_step_that_is_tried_again_ends_no_reader() -> None:
+    d = encoding_driver()
+    d.add(with_inputs(request_of("a", [1] * 20), (0, 8, b"a")))
+    plan = d.scheduler.schedule()
+    assert plan is not None
+    assert d.scheduler.fail(plan, "no memory", again=True) == []
+    d.worker.execute(plan, fails=True)
+    d.run()
+    assert d.finish["a", 0].finish == "length"
+    assert len(starts(d)) == 1, "once more"
+    d.check_answers()
+
+
 def test_readers_end_with_the_step_that_failed_and_others_go_on() -> None:
     d = encoding_driver()
     d.add(with_inputs(request_of("a", [1] * 20), (0, 8, b"a")))
@@ -231,6 +252,21 @@ def test_another_handle_of_the_same_content_is_tried(depth: int) -> None:
     handles = [one.source.process for plan in d.plans for one in plan.encodings]
     assert handles == [1, 2]
     d.check_answers()
+
+
+def test_nobody_gives_way_to_who_waits_for_an_encoding() -> None:
+    limits = Limits(2, 64, 64, 100, policy="priority")
+    d = Driver(limits, pool_of((None, 64)), encoder=EncoderShape(5, 1, 4 * 3000))
+    for name in ("a", "b"):
+        d.add(request_of(name, [len(name)] * 4, max_tokens=40, priority=5))
+    d.step()
+    urgent = request_of("urgent", [1] * 60, max_tokens=2, priority=0)
+    d.add(with_inputs(urgent, (0, 55, b"a")))
+    d.run()
+    d.check_answers()
+    assert d.scheduler.stats().preemptions <= 2, "once to begin the encoding, once to run"
+    done = [key[0] for key in d.finish]
+    assert done[0] == "urgent"
 
 
 def test_the_last_reader_takes_an_unfinished_encoding_with_it() -> None:

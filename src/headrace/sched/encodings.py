@@ -100,7 +100,9 @@ class Encodings:
     # Readers come and go
 
     def verify(self, request: Request) -> None:
-        """Raise `InvalidRequest` for inputs that never have room together."""
+        """Raise `InvalidRequest` for inputs that never have room together, or have no handle."""
+        if any(span.source is None for span in request.spec.inputs):
+            raise InvalidRequest("an input that is not text has no handle", param="prompt")
         size = sum(size for size, _ in _items(request, self.shape).values())
         if size > self.shape.bound:
             raise InvalidRequest(
@@ -262,6 +264,7 @@ class Encodings:
             found.state = "ready"
             self._computed += 1
             for work in found.readers:
+                work.ready = ALL  # Until it is tried again, if it does not run.
                 if work.state is State.RUNNING:
                     self._settle(work, work.scheduled)
 

@@ -48,7 +48,7 @@ from .limits import Limits
 from .price import DraftCounts, StepPrices, computed, draft_lengths
 from .resource import Resource
 from .roster import RESERVE, Roster
-from .work import NO_ROW, State, Work
+from .work import ALL, NO_ROW, State, Work
 
 LEAST_STEP = 256
 """Units to which a step that found no memory may shrink; more, if more sequences may run."""
@@ -369,6 +369,8 @@ class Scheduler:
         head = roster.waiting.peek()
         if head is None or roster.leaving or not roster.running:
             return
+        if head.ready < ALL:
+            return  # It waits for an encoding, and would not run.
         if roster.full or roster.blocked is head:
             victim = roster.last_in_rank()
             if head.rank < victim.rank and head.request.priority < victim.request.priority:

@@ -29,7 +29,6 @@ from .rows import BlockTables, Rows
 from .transfer import Stopwatch, to_host
 from .verification import Verification
 
-
 SPOILED = "the model's numbers are not finite: it computed NaN logits for this sequence"
 
 
