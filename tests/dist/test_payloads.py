@@ -12,7 +12,7 @@ import pytest
 
 from headrace.base.encodings import Source
 from headrace.base.errors import EngineFault, Overloaded, TooLarge
-from headrace.dist.payloads import Payloads, read_payload
+from headrace.dist.payloads import SealedInputs, read_payload
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory of Linux")
 
@@ -22,7 +22,7 @@ def rows(count: int, value: float = 1.0) -> np.ndarray[tuple[int, int], np.dtype
 
 
 def test_a_handle_gives_the_array_in_this_process_and_in_another() -> None:
-    held = Payloads().hold("", np.arange(24, dtype=np.float32).reshape(3, 8))
+    held = SealedInputs().hold("", np.arange(24, dtype=np.float32).reshape(3, 8))
     assert np.array_equal(read_payload(held.source), np.arange(24).reshape(3, 8))
     told = (
         "from headrace.dist.payloads import read_payload\n"
@@ -34,7 +34,7 @@ def test_a_handle_gives_the_array_in_this_process_and_in_another() -> None:
 
 
 def test_nobody_can_change_it() -> None:
-    held = Payloads().hold("", rows(3))
+    held = SealedInputs().hold("", rows(3))
     for change in (
         lambda at: os.pwrite(at, b"x", 0),
         lambda at: os.ftruncate(at, 4),
@@ -46,7 +46,7 @@ def test_nobody_can_change_it() -> None:
 
 def test_bytes_are_counted_in_all_and_by_owner() -> None:
     """48 bytes each: 16 of the token, and a row of 32."""
-    payloads = Payloads(most=48 * 4, most_of_one=48 * 2)
+    payloads = SealedInputs(most=48 * 4, most_of_one=48 * 2)
     mine = [payloads.hold("a", rows(1)) for _ in range(2)]
     with pytest.raises(Overloaded):
         payloads.hold("a", rows(1))
@@ -66,7 +66,7 @@ def test_bytes_are_counted_in_all_and_by_owner() -> None:
 
 
 def test_a_closed_one_is_gone_and_its_descriptor_names_nothing_else() -> None:
-    payloads = Payloads()
+    payloads = SealedInputs()
     first = payloads.hold("a", rows(3))
     gone = first.source
     first.close()
@@ -80,7 +80,7 @@ def test_a_closed_one_is_gone_and_its_descriptor_names_nothing_else() -> None:
 
 @pytest.mark.parametrize("change", [{"rows": 4}, {"width": 4}, {"process": 2**22 + 5}])
 def test_a_handle_that_is_not_true_is_refused(change: dict[str, int]) -> None:
-    held = Payloads().hold("", rows(3))
+    held = SealedInputs().hold("", rows(3))
     with pytest.raises(EngineFault):
         read_payload(held.source._replace(**change))  # type: ignore[arg-type]
 
@@ -104,7 +104,7 @@ def test_what_cannot_be_made_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatc
         raise OSError(28, "No space left on device")
 
     before = set(os.listdir("/proc/self/fd"))
-    payloads = Payloads()
+    payloads = SealedInputs()
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space"):
         payloads.hold("", rows(3))

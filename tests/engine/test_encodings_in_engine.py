@@ -18,7 +18,7 @@ from headrace.base.errors import EngineFault
 from headrace.base.hardware import hardware
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import InputSpan
-from headrace.dist.payloads import Payload
+from headrace.dist.payloads import SealedInput
 from headrace.engine.clients.async_engine import AsyncEngine
 from headrace.engine.clients.supervision import Supervision
 from headrace.engine.loop.start import explain
@@ -49,7 +49,7 @@ def sound(seed: int, seconds: float = 5.3) -> np.ndarray[Any, Any]:
     return (0.3 * tone).astype(np.float32)
 
 
-def asked(prompts: SoundPrompts, seed: int) -> tuple[list[int], InputSpan, Payload]:
+def asked(prompts: SoundPrompts, seed: int) -> tuple[list[int], InputSpan, SealedInput]:
     prepared = prompts.prepare(sound(seed))
     held = prompts.payloads.hold("", prepared.features)
     before, after = (list(tokenizer().encode(piece).ids) for piece in PIECES)

@@ -20,7 +20,7 @@ from headrace.base.sampling import SamplingParams
 from headrace.base.slices import slices
 from headrace.base.spec import InputSpan, RequestSpec
 from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
-from headrace.dist.payloads import Payload
+from headrace.dist.payloads import SealedInput
 from headrace.kernels.cpu.library import LibraryAbsent, load
 from headrace.kernels.cpu.program import CpuProgram, Variant
 from headrace.loader import open_model
@@ -97,7 +97,7 @@ def features(samples: np.ndarray[Any, Any]) -> dict[str, torch.Tensor]:
     }
 
 
-def start_of(prepared: PreparedSound, payload: Payload, slot: int = 0) -> EncodingStart:
+def start_of(prepared: PreparedSound, payload: SealedInput, slot: int = 0) -> EncodingStart:
     name = EncodingName("", prepared.digest)
     return EncodingStart(slot, name, payload.source, prepared.positions)
 
@@ -191,7 +191,7 @@ SPEC = RequestSpec(SamplingParams(temperature=0.0, max_tokens=4), 0)
 
 
 def plan_of(
-    prepared: PreparedSound, payload: Payload, *, tenant: str, starts: bool = True
+    prepared: PreparedSound, payload: SealedInput, *, tenant: str, starts: bool = True
 ) -> StepPlan:
     """The last slices of a sound and, in the same step, a prompt that stands for it."""
     tokens = [1, 2, *[PLACE] * prepared.rows, 3]

@@ -29,10 +29,10 @@ _TOKEN = 16
 Floats = npt.NDArray[np.float32]
 
 
-class Payload:
+class SealedInput:
     """An input, open until `close` or the end of the last reference to it."""
 
-    def __init__(self, payloads: Payloads, owner: str, array: Floats) -> None:
+    def __init__(self, payloads: SealedInputs, owner: str, array: Floats) -> None:
         rows, width = array.shape
         self.size = _TOKEN + array.nbytes
         token = secrets.token_bytes(_TOKEN)
@@ -48,7 +48,7 @@ class Payload:
         self.close = weakref.finalize(self, payloads.left, owner, self.size, descriptor)
 
 
-class Payloads:
+class SealedInputs:
     """The inputs that one process has open, with bounds for all and for each owner. For one
     thread."""
 
@@ -57,7 +57,7 @@ class Payloads:
         self.bytes = 0
         self._of: Counter[str] = Counter()
 
-    def hold(self, owner: str, array: Floats) -> Payload:
+    def hold(self, owner: str, array: Floats) -> SealedInput:
         """Put an array [rows, width] into sealed memory. Raises `TooLarge` for more than one owner
         may have, `Overloaded` if there is no room now, `UnsupportedModel` without such memory."""
         if sys.platform != "linux":
@@ -67,7 +67,7 @@ class Payloads:
             raise TooLarge(f"an input takes {size} bytes; at most {self._most_of_one} are taken")
         if self.bytes + size > self._most or self._of[owner] + size > self._most_of_one:
             raise Overloaded("the inputs of other requests take all the memory", retry_after=1.0)
-        made = Payload(self, owner, array)
+        made = SealedInput(self, owner, array)
         self.bytes += size
         self._of[owner] += size
         return made

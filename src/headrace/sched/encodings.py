@@ -20,7 +20,7 @@ from headrace.base.encodings import EncoderShape, EncodingName, EncodingStart, E
 from headrace.base.errors import InvalidRequest
 from headrace.base.request import Request
 from headrace.base.spec import InputSpan
-from headrace.base.step import StepPlan
+from headrace.base.step import StepPlan, StepResult
 
 from .price import MixedPrices
 from .work import ALL, State, Work
@@ -58,7 +58,7 @@ class Encoding:
         return min(reader.rank for reader in self.readers)
 
 
-class Entry(NamedTuple):
+class SliceEntry(NamedTuple):
     """Slices of an encoding in a plan."""
 
     encoding: Encoding
@@ -114,7 +114,7 @@ class Encodings:
     def reserve(self, work: Work) -> bool:
         """Make room for all items of a work that comes, and read them. False, and nothing is taken,
         without room."""
-        if work in self._of:
+        if work in self._of or not work.request.spec.inputs:
             return True
         items = _items(work.request, self.shape)
         new = [name for name in items if name not in self._known]
@@ -206,7 +206,7 @@ class Encodings:
         """Return the most tokens of prompts in a step that has slices, too."""
         return self.prices.tokens(decodes)
 
-    def plan(self, plan: StepPlan, decodes: int) -> Entry | None:
+    def plan(self, plan: StepPlan, decodes: int) -> SliceEntry | None:
         """Add as many slices to a plan as its seconds allow, at least one. Returns None if nothing
         is wanted, or if the wanted one waits for a step that failed."""
         found = self._current
@@ -234,7 +234,7 @@ class Encodings:
         plan.counts.append(count)
         plan.samples.append(found.planned == self.shape.slices)
         plan.parts = (*[0] * texts, PART)
-        return Entry(found, count, found.tries)
+        return SliceEntry(found, count, found.tries)
 
     def take_dropped(self) -> list[int]:
         """Return the slots given back since the last call, for a plan to tell the worker."""
@@ -250,7 +250,23 @@ class Encodings:
         self._slots += 1
         return self._slots - 1
 
-    def computed(self, entry: Entry, seconds: float) -> None:
+    def land(
+        self, plan: StepPlan, result: StepResult, entry: SliceEntry | None
+    ) -> list[tuple[Work, str]]:
+        """Book the times of a step, and its slices, if it has any; return the work that has to end,
+        with the reason."""
+        units = 0 if entry is None else entry.encoding.units * entry.slices
+        text = result.seconds - result.encoding
+        self.prices.observe(plan.tokens, text, units, result.encoding)
+        if entry is None:
+            return []
+        why = result.failures.get(plan.texts)
+        if why is not None:
+            return [(work, why) for work in self.failed(entry, alone=True)]
+        self.computed(entry, result.encoding)
+        return []
+
+    def computed(self, entry: SliceEntry, seconds: float) -> None:
         """Book slices that a step has computed in `seconds`."""
         found = entry.encoding
         found.in_flight -= 1
@@ -268,7 +284,7 @@ class Encodings:
                 if work.state is State.RUNNING:
                     self._settle(work, work.scheduled)
 
-    def failed(self, entry: Entry, *, alone: bool, again: bool = False) -> list[Work]:
+    def failed(self, entry: SliceEntry, *, alone: bool, again: bool = False) -> list[Work]:
         """Book slices that failed; return the readers that have to end.
 
         `alone`: the item failed, and not its step. Then a reader that came with another handle of

@@ -25,7 +25,7 @@ from .limits import Limits
 from .queue import WaitingQueue
 from .resource import Resource, all_prepared
 from .rows import Rows
-from .work import NO_ROW, State, Work
+from .work import ALL, NO_ROW, State, Work
 
 RESERVE = 0.02
 """Share of the blocks that an admission leaves to running work, so that it can grow."""
@@ -97,8 +97,10 @@ class Roster:
         return work is self.blocked and self.running > 0 and self.kv.free <= self._blocked_free
 
     def prepare(self, work: Work) -> bool:
-        """Take the resources that it needs to run, all or none."""
-        return all_prepared(self.resources, work)
+        """Take the resources that it needs to run, all or none. Its encodings have room until it
+        ends."""
+        room = self._encodings is None or self._encodings.reserve(work)
+        return room and all_prepared(self.resources, work)
 
     def enter(self, work: Work, budget: int) -> int:
         """Take the (prepared) head of the queue into a row, with its hits of the prefix index.
@@ -116,8 +118,7 @@ class Roster:
         if not count:
             for resource in self.resources:
                 resource.free(work)
-            if start < work.ready:
-                self.blocked, self._blocked_free = work, self.kv.free
+            self.blocked, self._blocked_free = work if start < work.ready else None, self.kv.free
             return 0
         if work.state is State.WAITING:
             work.cached = start
@@ -164,6 +165,18 @@ class Roster:
         work.preemptions += 1
         self.preemptions += 1
         self.leave(work, State.PREEMPTED)
+
+    def give_way(self) -> None:
+        """Preempt one running work for a more urgent one that would have to wait."""
+        head = self.waiting.peek()
+        if head is None or self.leaving or not self.running:
+            return
+        if head.ready < ALL:
+            return  # It waits for an encoding, and would not run.
+        if self.full or self.blocked is head:
+            victim = self.last_in_rank()
+            if head.rank < victim.rank and head.request.priority < victim.request.priority:
+                self.preempt(victim)
 
     def leave(self, work: Work, state: State) -> None:
         """Stop running or waiting; its holdings are given back once no step in flight uses them."""

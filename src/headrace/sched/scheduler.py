@@ -32,7 +32,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from headrace.base.environment import check_plans
 from headrace.base.errors import InvalidRequest, Overloaded
@@ -43,29 +42,18 @@ from headrace.kv import KvManager
 
 from .admission import RetryEstimate, verify_request, work_of
 from .chunks import EqualChunks
-from .encodings import Encodings, Entry
+from .encodings import Encodings
+from .flight import Flight, check
 from .limits import Limits
 from .price import DraftCounts, StepPrices, computed, draft_lengths
 from .resource import Resource
 from .roster import RESERVE, Roster
-from .work import ALL, NO_ROW, State, Work
+from .work import State, Work
 
 LEAST_STEP = 256
 """Units to which a step that found no memory may shrink; more, if more sequences may run."""
 LOOK_AHEAD = 32
 """Most work without its resources that an admission looks past, to find some that has them."""
-
-
-@dataclass(slots=True)
-class Flight:
-    """A plan whose result is not there, and its entries."""
-
-    plan: StepPlan
-    entries: list[Work]
-    decodes: int
-    """Number of first entries that decode: one unit, and drafts, each."""
-    encoded: Entry | None = None
-    """Slices of an encoding, the plan's last entry."""
 
 
 class Scheduler:
@@ -222,7 +210,7 @@ class Scheduler:
         plan = StepPlan(self._step, [], [], [], [], blocks=self._roster.carried)
         plan.draft_costs = self._drafts.costs
         if self.limits.policy == "priority":
-            self._yield()
+            self._roster.give_way()
         room = self._chunks.room(self._roster.uncomputed(LOOK_AHEAD))
         encodings = self._encodings
         if encodings is not None and encodings.busy:
@@ -293,25 +281,10 @@ class Scheduler:
             if work.state is not running:
                 self._roster.drain(work)
         if self._encodings is not None:
-            deltas += self._encoded(flight, result)
-        self._note(flight, sampled)
+            for work, why in self._encodings.land(plan, result, flight.encoded):
+                deltas.append(self._finish(work, "error", why))
+        self._last = flight.counts(sampled)
         return deltas
-
-    def _encoded(self, flight: Flight, result: StepResult) -> list[SequenceDelta]:
-        """Book the slices and the times of a step of a model with an encoder."""
-        encodings, entry, plan = self._encodings, flight.encoded, flight.plan
-        assert encodings is not None
-        units = 0 if entry is None else entry.encoding.units * entry.slices
-        text = result.seconds - result.encoding
-        encodings.prices.observe(plan.tokens, text, units, result.encoding)
-        if entry is None:
-            return []
-        why = result.failures.get(len(flight.entries))
-        if why is None:
-            encodings.computed(entry, result.encoding)
-            return []
-        ended = encodings.failed(entry, alone=True)
-        return [self._finish(work, "error", why) for work in ended]
 
     def relieve(self) -> bool:
         """Halve what a step may compute from now on; return False if it is as small as it gets."""
@@ -358,23 +331,10 @@ class Scheduler:
                     self._roster.preempt(work)
         for work in flight.entries:
             self._roster.drain(work)
-        self._note(flight, 0)
+        self._last = flight.counts(0)
         return deltas
 
     # The phases of `schedule`
-
-    def _yield(self) -> None:
-        """Preempt one running work for a more urgent one that would have to wait."""
-        roster = self._roster
-        head = roster.waiting.peek()
-        if head is None or roster.leaving or not roster.running:
-            return
-        if head.ready < ALL:
-            return  # It waits for an encoding, and would not run.
-        if roster.full or roster.blocked is head:
-            victim = roster.last_in_rank()
-            if head.rank < victim.rank and head.request.priority < victim.request.priority:
-                roster.preempt(victim)
 
     def _find_room(self, writes: list[BlockWrite], room: int) -> list[tuple[Work, int]]:
         """Find blocks for running work that needs some; return the chunks that have them, `room` at
@@ -479,13 +439,11 @@ class Scheduler:
                 break
             if min(work.atom, work.known) > budget or (self._held and work.rank > self._held):
                 break
-            if not (self._has_room_for_inputs(work) and roster.prepare(work)):
-                unprepared.append(roster.waiting.pop())
-                continue
-            count = roster.enter(work, budget)
-            if not count and roster.blocked is work:
+            prepared = roster.prepare(work)
+            count = roster.enter(work, budget) if prepared else 0
+            if prepared and roster.blocked is work:
                 break
-            if not count:  # Its first tokens wait for an encoding.
+            if not count:  # It lacks a resource, or its first tokens an encoding.
                 unprepared.append(roster.waiting.pop())
                 continue
             if not work.preemptions:
@@ -497,10 +455,6 @@ class Scheduler:
             budget -= count
         for work in unprepared:
             roster.waiting.push(work)
-
-    def _has_room_for_inputs(self, work: Work) -> bool:
-        encodings = self._encodings
-        return encodings is None or not work.request.spec.inputs or encodings.reserve(work)
 
     def _draft(self, plan: StepPlan, decodes: list[Work]) -> None:
         """Let decodes verify drafts, last: no prompt waits, and no work gives up a block."""
@@ -532,13 +486,6 @@ class Scheduler:
         assert self._flights[0].plan.number == plan.number, "results come in the order of plans"
         return self._flights.popleft()
 
-    def _note(self, flight: Flight, sampled: int) -> None:
-        plan = flight.plan
-        tokens = plan.tokens
-        entries = len(flight.entries)
-        decoded = tokens if flight.decodes == entries else sum(plan.counts[: flight.decodes])
-        self._last = plan.number, entries, tokens, tokens - decoded, sampled
-
     def _finish(self, work: Work, finish: FinishReason, error: str | None = None) -> SequenceDelta:
         """End work in any state from outside its own results."""
         self._leave(work)
@@ -557,23 +504,5 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert the invariants between any two calls; when idle, that nothing is held."""
-        roster = self._roster
-        flying = [s for flight in self._flights for s in flight.entries]
-        roster.check_integrity(flying)
-        live = [s for works in self._requests.values() for s in works]
-        for s in live:
-            assert s.state is not State.FINISHED
-            assert (s.state is State.RUNNING) == (
-                s.id in roster.decoding or s.id in roster.prefilling
-            )
-            waits = s.state is not State.RUNNING and s.row == NO_ROW
-            assert waits == (s in roster.waiting)
-            assert s.in_flight == sum(s is other for other in flying)
-            assert s.known <= s.limit
-        assert roster.running + len(roster.waiting) <= len(live), "someone runs without a request"
-        if self._encodings is not None:
-            encoded = [flight.encoded for flight in self._flights]
-            items = [entry.encoding for entry in encoded if entry is not None]
-            self._encodings.check_integrity(live, items)
-        if not self._flights:
-            assert not self.kv.unsettled, "steps are settled or forgotten"
+        live = [work for works in self._requests.values() for work in works]
+        check(live, self._flights, self._roster, self._encodings)

@@ -28,9 +28,6 @@ def attach(service: Service, engine: ServingEngine | HearingEngine) -> None:
 
         service.speak_with(SpeakingRoutes(service, engine))
     if listens(engine.files.path):
-        from ..loader.sounds import open_sounds
-        from ..speech.prompts import SoundPrompts
+        from ..speech.prompts import open_prompts
 
-        sound = open_sounds(engine.files)
-        assert sound is not None, "the folder says that it takes sounds"
-        service.sounds = SoundPrompts(sound, engine.files.name)
+        service.sounds = open_prompts(engine.files)

@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import InvalidRequest
-from ..dist.payloads import Payloads
+from ..base.modelfiles import ModelFiles
+from ..dist.payloads import SealedInputs
+from ..loader.sounds import open_sounds
 from ..media import AudioLimits, OnChild, decode
 from ..models.sounds import KIND, SoundArch
 from .features import RATE, WINDOW, log_mel
@@ -46,7 +48,7 @@ class SoundPrompts:
     def __init__(self, sound: SoundArch, model: str) -> None:
         """`model`: name of the model, of which names of sounds are a part."""
         self.sound = sound
-        self.payloads = Payloads()
+        self.payloads = SealedInputs()
         """Sounds in memory that the engine reads, too. For one thread."""
         arch = sound.arch
         said = KIND, FORM, model, sound.mels, arch.hidden, arch.layers, sound.hidden
@@ -80,3 +82,10 @@ class SoundPrompts:
         digest = blake2b(self._name, digest_size=32)
         digest.update(samples.tobytes())
         return PreparedSound(features, digest.digest(), positions, self.sound.encoded(positions))
+
+
+def open_prompts(files: ModelFiles) -> SoundPrompts:
+    """Return the preparation of sounds for an open model that takes them."""
+    sound = open_sounds(files)
+    assert sound is not None, "the folder says that it takes sounds"
+    return SoundPrompts(sound, files.name)

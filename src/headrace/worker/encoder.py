@@ -18,7 +18,7 @@ from ..base.slices import slices
 from ..base.spec import InputSpan
 from ..base.step import Admission, StepPlan
 from ..dist.payloads import read_payload
-from ..kernels.arrays import Array, tensor
+from ..kernels.arrays import Array, joined, tensor
 from ..kernels.encoded import EncodedRows
 from ..kernels.interpret import Interpreter
 from ..kernels.operators import KvCache, StepBatch
@@ -29,7 +29,7 @@ from .part import Part
 
 
 @dataclass(slots=True)
-class Item:
+class EncodedItem:
     """An encoding in a slot."""
 
     name: EncodingName
@@ -52,7 +52,7 @@ class Encoder:
         self._bounds = slices(graph)
         (self._input,), (self._output,) = graph.inputs, graph.outputs.values()
         self._run = Interpreter(graph.nodes, part.model.weights, [self._output])
-        self._items: dict[int, Item] = {}
+        self._items: dict[int, EncodedItem] = {}
         self._spans: dict[int, tuple[str, tuple[InputSpan, ...]]] = {}
         """By row of the text part: its tenant, and its inputs."""
 
@@ -98,7 +98,7 @@ class Encoder:
             if item.done == len(self._bounds) - 1:
                 item.rows, item.values = item.values[self._output], {}
 
-    def _read(self, item: Item) -> Array:
+    def _read(self, item: EncodedItem) -> Array:
         source, rows = item.source, self._input.rows.of(item.units)
         if (source.rows, source.width) != (rows, self._input.width):
             raise EngineFault(
@@ -137,11 +137,8 @@ class Encoder:
         if not places:
             return None
         at = np.concatenate(places)
-        if isinstance(found[0], np.ndarray):
-            return EncodedRows(at, np.concatenate(found))
-        import torch  # Local: these rows are tensors.
-
-        return EncodedRows(tensor(at).to(found[0].device), torch.cat(found))
+        rows = joined(found, 0)
+        return EncodedRows(at if isinstance(rows, np.ndarray) else tensor(at).to(rows.device), rows)
 
 
 def load_encoder(
@@ -154,8 +151,8 @@ def load_encoder(
     return Encoder(Part(graph, source, own, resolved, POSITIONS, beside=text))
 
 
-def _item(start: EncodingStart) -> Item:
-    return Item(start.name, start.source, start.units)
+def _item(start: EncodingStart) -> EncodedItem:
+    return EncodedItem(start.name, start.source, start.units)
 
 
 def _int32(*numbers: int) -> npt.NDArray[np.int32]:

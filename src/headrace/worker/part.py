@@ -37,7 +37,7 @@ class Part:
         """Choose the operators and load the weights. `beside`: a part that computes at other times,
         whose threads serve this one too. `shared`: weights that are used where `source` has none.
         """
-        self._device, self._dtype = resolved.device, resolved.dtype
+        self._device = resolved.device
         self.operators: Provider
         self.operators, self.decisions = choose_operators(
             graph, options, resolved, source, shelf, None if beside is None else beside.operators
@@ -58,9 +58,9 @@ class Part:
         """Return fp32 rows of the host as the operators take activations."""
         if self.operators.host:
             return rows
-        import torch  # Local: imported where it computes.
-
-        return tensor(rows).to(self._device, getattr(torch, self._dtype))
+        model = self.model
+        like = next(ref for ref in model.graph.weights() if ref.role == "vector")
+        return tensor(rows).to(model.weights.vector(like))
 
     @property
     def headless(self) -> bool:

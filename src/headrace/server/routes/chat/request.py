@@ -23,7 +23,7 @@ from .schema import ChatBody, Message
 from .sounds import PART, with_sounds
 
 if TYPE_CHECKING:
-    from ....dist.payloads import Payload
+    from ....dist.payloads import SealedInput
     from ....engine.clients.face import OutputStream
     from ...service import Service
 
@@ -61,7 +61,7 @@ class Chat:
         self.retained: tuple[Retained, ...] = ()
         self.inputs: list[InputSpan] = []
         """Sounds of the prompt."""
-        self.held: list[Payload] = []
+        self.held: list[SealedInput] = []
         """Memory of the sounds, which goes with the request."""
 
     def sampling(self) -> SamplingParams:

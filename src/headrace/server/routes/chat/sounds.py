@@ -11,7 +11,7 @@ from ....base.spec import InputSpan
 from ...caller import CALLER
 
 if TYPE_CHECKING:
-    from ....dist.payloads import Payload
+    from ....dist.payloads import SealedInput
     from ...service import Service
     from .schema import Message
 
@@ -52,7 +52,7 @@ def _data(given: Any, where: str) -> bytes:
 
 async def with_sounds(
     service: Service, messages: list[Message], prompt: list[int], *, counts: bool
-) -> tuple[list[int], list[InputSpan], list[Payload]]:
+) -> tuple[list[int], list[InputSpan], list[SealedInput]]:
     """Return the prompt with one token per row of a sound, its inputs, and what holds them: the
     caller keeps it until the request has ended. `counts`: the prompt is only counted, so nothing
     has to be held.
@@ -70,7 +70,7 @@ async def with_sounds(
         )
     ids: list[int] = []
     spans: list[InputSpan] = []
-    held: list[Payload] = []
+    held: list[SealedInput] = []
     after = 0
     for where, data in sounds:
         made = await service.decoders.run(listened.read, data, where)
