@@ -117,6 +117,24 @@ def test_a_stream_of_a_file(client: openai.OpenAI, talk: Path) -> None:
     assert_heard(done.text)
 
 
+def test_a_stream_has_times_where_they_are_asked_for(server: Running, talk: Path) -> None:
+    form = {"stream": "true", "response_format": "verbose_json", "language": "English"}
+    with talk.open("rb") as sound:
+        reply = httpx.post(
+            f"{server.url}/v1/audio/transcriptions", data=form, files={"file": sound}, timeout=120
+        )
+    lines = [line[6:] for line in reply.text.splitlines() if line.startswith("data: {")]
+    *deltas, done = map(json.loads, lines)
+    pieces = [piece for delta in deltas for piece in delta["segments"]]
+    assert [piece["id"] for piece in pieces] == list(range(len(pieces)))
+    assert pieces == done["segments"]
+    assert "".join(piece["text"] for piece in pieces).strip() == done["text"]
+    assert (done["language"], done["task"]) == ("english", "transcribe")
+    listed = httpx.get(f"{server.url}/v1/models").json()["data"][0]
+    assert listed["input_modalities"] == ["audio"]
+    assert {"en", "de", "yo"} <= set(listed["languages"])
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
