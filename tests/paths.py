@@ -191,6 +191,12 @@ PATHS: dict[str, tuple[str, ...]] = {
         "obs/test_spans.py::test_a_real_server_sends_the_true_times",
         "obs/test_spans.py::test_a_request_becomes_a_tree_under_the_callers_span",
     ),
+    "foreign programs": (
+        "programs/test_real_programs.py::test_a_picture_is_read_back",
+        "programs/test_real_programs.py::test_speech_is_found_in_a_recording",
+        "programs/test_exports.py",
+        "programs/test_inspection.py::test_real_pickles_of_torch_are_refused",
+    ),
     "GPU kernels without a GPU": (
         "kernels_triton/test_whole_models.py::test_greedy_equals_the_reference_path",
         "kernels_triton/test_attention.py::test_equals_reference",

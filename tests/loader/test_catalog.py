@@ -33,6 +33,8 @@ def test_an_entry_is_whole(name: str) -> None:
     paths = [file.path for file in model.files]
     if model.gguf is not None:
         assert paths == [model.gguf]
+    elif model.task == "program":
+        assert any(path.endswith(".onnx") for path in paths)
     else:
         assert {"config.json", "tokenizer.json"} <= set(paths)
         assert ("model.bin" if model.speech else "model.safetensors") in paths
