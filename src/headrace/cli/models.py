@@ -21,6 +21,7 @@ from ..loader.cache import remove as remove_model
 from ..loader.catalog import CATALOG, TASKS
 from ..loader.open import fetched
 from ..speech.finding import find, hears
+from .models_speed import predicted
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -44,11 +45,7 @@ def models(
     if context.invoked_subcommand is not None:
         return
     found = cached_models(cache_dir)
-    speeds: dict[str, float] = {}
-    if speed:
-        from .models_speed import predicted  # Local: the list alone needs no roofline.
-
-        speeds = predicted([model for model in found if model.complete])
+    speeds = predicted([model for model in found if model.complete]) if speed else {}
     if as_json:
         more = [{"path": str(model.path), "speed": speeds.get(model.name)} for model in found]
         print(json.dumps([asdict(model) | each for model, each in zip(found, more, strict=True)]))

@@ -97,7 +97,7 @@ def transcribe(
         prompt=prompt,
         beams=beams,
     )
-    job = _Job(transcriber, options, form, words=words, chunked=chunked)
+    job = _FileWriter(transcriber, options, form, words=words, chunked=chunked)
     before = signal.signal(signal.SIGTERM, _stopped)
     try:
         if one is not None and sound is not None:
@@ -132,7 +132,7 @@ def _listed(given: list[Path]) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _FileWriter:
     """One opened model and what to do with sounds."""
 
     transcriber: Transcriber
