@@ -421,6 +421,22 @@ def test_a_crash_of_the_library_is_a_refusal(monkeypatch: pytest.MonkeyPatch) ->
         load(double(1), trial=True)
 
 
+def test_draws_of_runs_in_several_threads() -> None:
+    """Another thread's longer run is not taken for one's own draws."""
+    program = load(RANDOM["normal like"])
+    other = load(RANDOM["normal like"])
+    x = np.zeros((100, 100), "f")
+    expected = other.run({"x": x}, seed=5)["y"].tobytes()
+    kept = program._short
+
+    def late(values: Any, feed: Any) -> bool:
+        program._counts = dict.fromkeys(program._counts, 1 << 20)
+        return kept(values, feed)
+
+    program._short = late  # type: ignore[method-assign]
+    assert program.run({"x": x}, seed=5)["y"].tobytes() == expected
+
+
 def test_runs_in_several_threads_have_their_own_results() -> None:
     program = load(network())
     x = [np.random.default_rng(at).standard_normal((1, 3, 8, 8)).astype("f") for at in range(4)]

@@ -119,7 +119,7 @@ class ForeignProgram:
                         feed[one.input] = one.values(seed, at, self._counts[one.input])
                     found = self._session.run(self._asked, feed, options)
                     values = dict(zip(self._asked, found, strict=True))
-                    if not self._short(values):
+                    if not self._short(values, feed):
                         return {name: values[name] for name in self._names}
         except InvalidRequest:
             raise
@@ -136,16 +136,17 @@ class ForeignProgram:
             with self._lock:
                 self._running.discard(options)
 
-    def _short(self, values: Feed) -> bool:
+    def _short(self, values: Feed, feed: Feed) -> bool:
         """Whether the run needed more draws than it was given; the next one gets them."""
         short = False
         for one in self.drawn:
-            needed = 0 if one.needed is None else int(values[one.needed])
+            needed = int(values[one.needed]) if one.needed else 0
             if needed * 16 > self.limits.memory:
                 most = f"the limit of memory, {self.limits.memory:,} bytes"
                 raise InvalidRequest(f"{self.inspection.name}: {needed:,} draws exceed {most}")
-            if needed > self._counts[one.input]:
-                self._counts[one.input], short = 1 << (needed - 1).bit_length(), True
+            if needed > feed[one.input].size:
+                more = 1 << (needed - 1).bit_length()
+                self._counts[one.input], short = max(more, self._counts[one.input]), True
         return short
 
     def cancel(self) -> None:
