@@ -119,6 +119,8 @@ PATHS: dict[str, tuple[str, ...]] = {
         "server/test_server_hostile.py::test_a_thousand_connections_that_send_nothing",
         "server/test_page_browser.py::test_a_chat_is_typed_streamed_and_measured",
         "server/test_page_talks.py::test_a_reload_loses_nothing",
+        "server/test_page_files.py::test_a_dropped_text_goes_with_the_message",
+        "server/test_page_markdown.py::test_a_table_has_its_columns_alone",
         "server/test_page_access.py::test_the_model_is_chosen_by_keyboard",
         *(
             f"agents/test_agents.py::test_the_loop_ends_with_the_tools_result[{client}]"

@@ -88,4 +88,4 @@ def test_reading_keeps_files_with_their_wheels() -> None:
 def test_a_near_name_is_suggested(name: str) -> None:
     with pytest.raises(ModelNotFound) as caught:
         open_model(name)
-    assert re.search(r"; did you mean [\w.-]+\?; a model is", caught.value.message)
+    assert re.search(r"org/name:q4_k_m; did you mean [\w.-]+\?$", caught.value.message)
