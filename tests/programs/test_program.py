@@ -31,7 +31,7 @@ from headrace.base.errors import (
     RunStopped,
     UnsupportedModel,
 )
-from headrace.programs import ForeignProgram, ProgramLimits, library
+from headrace.programs import ForeignProgram, ProgramLimits, library, runner
 from headrace.programs.drawn import rewritten
 from headrace.programs.inspection import LIMITS, inspected_bytes
 from headrace.programs.onnx import description
@@ -82,6 +82,18 @@ def test_the_bits_of_bare_onnx_runtime() -> None:
     for shape in ((1, 3, 8, 8), (2, 3, 5, 9), (1, 3, 1, 1)):
         x = np.random.default_rng(1).standard_normal(shape).astype("f")
         assert program.run({"x": x})["y"].tobytes() == bare(data, {"x": x})[0].tobytes()
+
+
+def test_many_shapes_keep_no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library keeps a plan of memory for each shape and drops none; the bits are the same."""
+    monkeypatch.setattr(runner, "MOST_SHAPES", 3)
+    data = network()
+    program = load(data)
+    first = program._session
+    for size in (2, 3, 4, 4, 5, 6, 7):
+        x = np.random.default_rng(size).standard_normal((1, 3, size, size)).astype("f")
+        assert program.run({"x": x})["y"].tobytes() == bare(data, {"x": x})[0].tobytes()
+        assert (program._session is first) == (size <= 4)
 
 
 def test_inputs_are_checked_by_name_type_and_shape() -> None:
