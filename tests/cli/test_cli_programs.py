@@ -76,7 +76,7 @@ def test_a_run_prints_or_writes_its_outputs(run: Any, detector: Path, tmp_path: 
         (("--input", "x=[[1,2]]"), "input x has the shape [1, 2]; it takes x float32 [batch, 3]"),
         (("--input", "x=nonsense"), "allowed are @FILE.npy, a JSON number or list of float32"),
         (("--input", "x=random:99999999x9999"), "has more than 1.07 GB"),
-        (("--input", "x=@absent.npy"), "absent.npy is no .npy file: No such file"),
+        (("--input", "x=@absent.npy"), "absent.npy cannot be read: No such file"),
         (("--memory", "0.001", "--input", "x=random:900000x3"), "cannot run on these inputs"),
         (("--output", "/no/such/folder/o.npz"), "o.npz cannot be written: No such file"),
     ],

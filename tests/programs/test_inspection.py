@@ -153,7 +153,8 @@ def test_external_data_below_the_folder_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["../w.bin", "/etc/passwd", "d/../../w.bin", "", "./w", "a//b"]
+    "location",
+    ["../w.bin", "/etc/passwd", "d/../../w.bin", "", "./w", "a//b", "*/_ORT_MEM_ADDR_/*"],
 )
 def test_external_data_elsewhere_is_refused(tmp_path: Path, location: str) -> None:
     inner = tmp_path / "model"
@@ -178,6 +179,19 @@ def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
         inspected(with_outside(inner, "pipe"))
     with pytest.raises(ModelFileError, match="absent' cannot be read"):
         inspected(with_outside(inner, "absent"))
+
+
+def test_external_data_in_a_branch_is_refused(tmp_path: Path) -> None:
+    """ONNX Runtime would look for it below the current folder."""
+    weights = onnx.TensorProto(name="w", data_type=FLOAT, dims=[4], data_location=1)
+    weights.external_data.add(key="location", value="w.bin")
+    branch = helper.make_graph([node("Add", "x w", "b")], "t", [], [port("b", None)], [weights])
+    plain = helper.make_graph([node("Identity", "x", "b")], "e", [], [port("b", None)])
+    choice = helper.make_node("If", ["go"], ["y"], then_branch=branch, else_branch=plain)
+    ports = [port("x", [4]), port("go", [], onnx.TensorProto.BOOL)]
+    (tmp_path / "w.bin").write_bytes(b"\0" * 16)
+    with pytest.raises(ModelFileError, match="tensor w has external data; allowed are init"):
+        inspected_bytes(model([choice], ports, [port("y", None)]), "m.onnx", folder=tmp_path)
 
 
 def test_external_data_has_the_size_of_its_shape(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from headrace.base.errors import (
     RunStopped,
     UnsupportedModel,
 )
-from headrace.programs import ForeignProgram, ProgramLimits, library
+from headrace.programs import ForeignProgram, ProgramLimits, library, runner
 from headrace.programs.drawn import rewritten
 from headrace.programs.inspection import LIMITS, inspected_bytes
 from headrace.programs.onnx import description
@@ -82,6 +82,18 @@ def test_the_bits_of_bare_onnx_runtime() -> None:
     for shape in ((1, 3, 8, 8), (2, 3, 5, 9), (1, 3, 1, 1)):
         x = np.random.default_rng(1).standard_normal(shape).astype("f")
         assert program.run({"x": x})["y"].tobytes() == bare(data, {"x": x})[0].tobytes()
+
+
+def test_many_shapes_keep_no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library keeps a plan of memory for each shape and drops none; the bits are the same."""
+    monkeypatch.setattr(runner, "MOST_SHAPES", 3)
+    data = network()
+    program = load(data)
+    first = program._session
+    for size in (2, 3, 4, 4, 5, 6, 7):
+        x = np.random.default_rng(size).standard_normal((1, 3, size, size)).astype("f")
+        assert program.run({"x": x})["y"].tobytes() == bare(data, {"x": x})[0].tobytes()
+        assert (program._session is first) == (size <= 4)
 
 
 def test_inputs_are_checked_by_name_type_and_shape() -> None:
@@ -419,6 +431,22 @@ def test_a_crash_of_the_library_is_a_refusal(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(library.sys, "executable", "/bin/false")
     with pytest.raises(UnsupportedModel, match=r"ends the process that loads it, .*\(status 1\)"):
         load(double(1), trial=True)
+
+
+def test_draws_of_runs_in_several_threads() -> None:
+    """Another thread's longer run is not taken for one's own draws."""
+    program = load(RANDOM["normal like"])
+    other = load(RANDOM["normal like"])
+    x = np.zeros((100, 100), "f")
+    expected = other.run({"x": x}, seed=5)["y"].tobytes()
+    kept = program._short
+
+    def late(values: Any, feed: Any) -> bool:
+        program._counts = dict.fromkeys(program._counts, 1 << 20)
+        return kept(values, feed)
+
+    program._short = late  # type: ignore[method-assign]
+    assert program.run({"x": x}, seed=5)["y"].tobytes() == expected
 
 
 def test_runs_in_several_threads_have_their_own_results() -> None:

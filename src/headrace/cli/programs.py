@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -21,6 +22,7 @@ from ..loader.catalog import CATALOG
 from ..loader.open import fetched
 from ..programs import ForeignProgram, Inspection, ProgramLimits, inspected
 from ..programs.drawn import random_nodes
+from ..programs.files import read
 from ..programs.onnx import Port
 from .models import size
 from .progress import DownloadBars
@@ -131,7 +133,7 @@ def _path(name: str, cache_dir: Path | None) -> Path:
         if path.is_file() or entry not in CATALOG:
             return path
     programs = [one.path for one in CATALOG[entry].files if one.path.endswith(".onnx")]
-    inner = inner or (programs[0] if len(programs) == 1 else "")
+    inner = inner or "".join(programs[: len(programs) == 1])
     if inner not in programs:
         there = f"it has: {', '.join(f'{entry}/{one}' for one in programs) or 'none'}"
         wrong = f"{entry} has no program {inner!r:.80}{nearest(inner, programs)}; {there}"
@@ -215,13 +217,11 @@ def _value(port: Port, text: str, draw: np.random.Generator) -> Any:
 
 
 def _stored(path: Path) -> Any:
+    data = read(path, MOST_INPUT)
     try:
-        if path.stat().st_size > MOST_INPUT:
-            raise InvalidRequest(f"{path} has more than {size(MOST_INPUT)}", param="input")
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidRequest(f"{path} is no .npy file: {reason:.200}", param="input") from error
+        return np.load(io.BytesIO(data), allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError):
+        raise InvalidRequest(f"{path} is no .npy file of numbers", param="input") from None
 
 
 def _shown(value: Any) -> dict[str, Any]:

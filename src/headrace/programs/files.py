@@ -53,7 +53,8 @@ def _read(handle: int, name: str, most: int) -> bytes:
 def _outside(folder: Path, location: str, most: int) -> bytes:
     """Read a data file below `folder`. Raises `ModelFileError`."""
     parts = location.split("/")
-    if not location or {"", ".", ".."} & set(parts) or "\0" in location:
+    # An asterisk begins ONNX Runtime's mark of an address in memory.
+    if not location or {"", ".", ".."} & set(parts) or {"\0", "*"} & set(location):
         raise ModelFileError(
             f"external data {location!r:.120}: allowed is a relative path below the model's folder"
         )

@@ -20,6 +20,8 @@ REFUSED = {
     "com.microsoft.EPContext": "it names a compiled binary",
     "com.microsoft.PythonOp": "it runs Python",
     "com.microsoft.Snpe": "it names a compiled binary",
+    "com.microsoft.Sampling": "it draws numbers that no seed reaches",
+    "com.microsoft.BiasDropout": "it draws numbers that no seed reaches",
     "ImageDecoder": "pictures are decoded in a confined process",
 }
 """Built-in operators that are not run, and why."""
@@ -120,7 +122,12 @@ def inspected_bytes(
         raise ModelFileError(f"{name}: {error.message}") from None
     for check in (_operators, _ports, _expanded, _memory):
         check(name, described, limits)
-    outside = files.gathered(folder, described.tensors, limits.memory)
+    inner = {id(one) for one in described.tensors} - {id(one) for one in described.graph.tensors}
+    for tensor in described.tensors:
+        if tensor.location is not None and id(tensor) in inner:
+            why = "allowed are initialisers of the main graph"
+            raise ModelFileError(f"{name}: tensor {tensor.name:.80} has external data; {why}")
+    outside = files.gathered(folder, described.graph.tensors, limits.memory)
     return Inspection(name, data, described, outside)
 
 

@@ -44,10 +44,10 @@ def library() -> Any:
 
 
 def session(
-    data: bytes, outside: Mapping[str, bytes], *, fixed: bool, threads: int, memory: int
+    data: bytes, outside: Mapping[str, bytes], *, patterns: bool, threads: int, memory: int
 ) -> Any:
-    """Make a session from bytes that were inspected, with an arena of `memory` bytes; `fixed`: all
-    shapes are known. Raises whatever the library raises."""
+    """Make a session from bytes that were inspected, with an arena of `memory` bytes; `patterns`:
+    it keeps a plan of memory for each set of shapes. Raises whatever the library raises."""
     runtime = library()
     options = runtime.SessionOptions()
     options.log_severity_level = _SILENT
@@ -55,7 +55,7 @@ def session(
     options.inter_op_num_threads = 1
     options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
     options.use_deterministic_compute = True
-    options.enable_mem_pattern = fixed  # It keeps a plan for each set of shapes, without a bound.
+    options.enable_mem_pattern = patterns
     for key, value in (
         ("session.use_env_allocators", "1"),
         ("session.intra_op.allow_spinning", "0"),
@@ -185,12 +185,12 @@ def main() -> None:
     library()
     outside = {name: sys.stdin.buffer.read(size) for name, size in order["parts"].items()}
     data = outside.pop("")
-    status = os.open("/proc/self/status", os.O_RDONLY)
+    status = os.open("/proc/self/status", os.O_RDONLY) if os.path.isdir("/proc/self") else None
     begun, space = _kilobytes(status, "VmRSS"), _kilobytes(status, "VmSize")
-    confine((space << 10) + order["memory"], order["seconds"], 0)
+    confine((space << 10) + order["memory"] if space else -1, order["seconds"], 0)
     start = time.monotonic()
     try:
-        made = session(data, outside, fixed=False, threads=1, memory=order["memory"])
+        made = session(data, outside, patterns=False, threads=1, memory=order["memory"])
         seconds = time.monotonic() - start
         if order["run"]:
             _run(made)
@@ -221,8 +221,9 @@ def plain(error: BaseException) -> str:
     return kept.rpartition("Status Message: ")[2][:300].rstrip(".! ")
 
 
-def _kilobytes(status: int, key: str) -> int:
-    text = os.pread(status, 8192, 0).decode()
+def _kilobytes(status: int | None, key: str) -> int:
+    """Return a size of this process; 0 where the system does not tell."""
+    text = "" if status is None else os.pread(status, 8192, 0).decode()
     return next((int(row.split()[1]) for row in text.splitlines() if row.startswith(f"{key}:")), 0)
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from .rows import Array, Feed, RowAxes, differs, join, split, varied
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of every input."""
+MOST_SHAPES = 256
+"""Shapes after which a program is loaded anew without plans of memory, which nothing drops."""
 REPEATS = 5
 CHEAPER = 0.97
 """Rows go together if that takes at most so much of their time one by one."""
@@ -58,16 +60,19 @@ class ForeignProgram:
         data, self.drawn = rewritten(inspection.data, inspection.described)
         self.trial: Trial | None = tried(inspection, data, limits) if trial else None
         self.inputs = {one.name: one for one in inspection.described.inputs}
+        self._load = partial(
+            session,
+            data,
+            inspection.outside,
+            threads=threads,
+            memory=limits.memory + 2 * inspection.weights,
+        )
         try:
-            self._session = session(
-                data,
-                inspection.outside,
-                fixed=not self.drawn and all(one.fixed for one in self.inputs.values()),
-                threads=threads,
-                memory=limits.memory + 2 * inspection.weights,
-            )
+            self._session = self._load(patterns=not self.drawn)
         except Exception as error:  # noqa: BLE001 - the library has no class of its own
             raise ModelFileError(f"{inspection.name} does not load: {plain(error)}") from None
+        self._seen: set[Shapes] | None = None if self.drawn else set()
+        """Shapes for which the library keeps a plan of memory; None: it keeps none."""
         self.buckets: dict[Shapes, int] = {}
         """Measured shapes → nanoseconds, the median of warm runs."""
         self.verdicts: dict[tuple[Shapes, int], RowsVerdict] = {}
@@ -112,6 +117,10 @@ class ForeignProgram:
         options, end = run_options(), time.monotonic() + limit
         with self._lock:
             self._running.add(options)
+            if self._seen is not None:
+                self._seen.add(self.shapes(feed))
+                if len(self._seen) > MOST_SHAPES:
+                    self._seen, self._session = None, self._load(patterns=False)
         try:
             with CLOCK.limit(options, end):
                 while True:
@@ -119,7 +128,7 @@ class ForeignProgram:
                         feed[one.input] = one.values(seed, at, self._counts[one.input])
                     found = self._session.run(self._asked, feed, options)
                     values = dict(zip(self._asked, found, strict=True))
-                    if not self._short(values):
+                    if not self._short(values, feed):
                         return {name: values[name] for name in self._names}
         except InvalidRequest:
             raise
@@ -136,16 +145,17 @@ class ForeignProgram:
             with self._lock:
                 self._running.discard(options)
 
-    def _short(self, values: Feed) -> bool:
+    def _short(self, values: Feed, feed: Feed) -> bool:
         """Whether the run needed more draws than it was given; the next one gets them."""
         short = False
         for one in self.drawn:
-            needed = 0 if one.needed is None else int(values[one.needed])
+            needed = int(values[one.needed]) if one.needed else 0
             if needed * 16 > self.limits.memory:
                 most = f"the limit of memory, {self.limits.memory:,} bytes"
                 raise InvalidRequest(f"{self.inspection.name}: {needed:,} draws exceed {most}")
-            if needed > self._counts[one.input]:
-                self._counts[one.input], short = 1 << (needed - 1).bit_length(), True
+            if needed > feed[one.input].size:
+                more = 1 << (needed - 1).bit_length()
+                self._counts[one.input], short = max(more, self._counts[one.input]), True
         return short
 
     def cancel(self) -> None:
