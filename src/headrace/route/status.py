@@ -1,4 +1,4 @@
-"""What the gateway says of itself at `/`: JSON, and a page for browsers that renews itself."""
+"""The gateway described at `/`: as JSON, and for browsers as a page that renews itself."""
 
 from __future__ import annotations
 
