@@ -51,7 +51,7 @@ def image(
     as_json: AsJson = False,
 ) -> None:
     """Make the engine's image, without a daemon; the same inputs give the same bytes."""
-    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
     build = ImageBuild(
         Store(store_folder(store)),
         signer(key),
@@ -129,7 +129,7 @@ def fleet(
         raise OptionError(f"{file} asks for {kinds[0]}, so it needs --on ray", param="on")
     else:
         ends = run_fleet(cells, locally(workers))
-    bar = Console(stderr=True)
+    bar = Console(stderr=True, markup=False)
     quiet = as_json or not bar.is_terminal
     for one in track(ends, "cells", len(cells), console=bar, transient=True, disable=quiet):
         rows.append({"cell": one.name, "end": one.end, "why": one.why})

@@ -1,4 +1,4 @@
-"""The gateway described at `/`: as JSON, and for browsers as a page that renews itself."""
+"""Status of the gateway at `/`: JSON, and a page for browsers that renews itself."""
 
 from __future__ import annotations
 
