@@ -97,7 +97,7 @@ _list, _event = json_reader(_List), json_reader(_Event)
 _slice, _status = json_reader(_Slice), json_reader(_Status)
 
 
-class Cluster:
+class ClusterApi:
     """The Kubernetes API, as a pod reaches it."""
 
     def __init__(self, address: str, account: Path) -> None:
@@ -153,7 +153,7 @@ class Cluster:
 class Endpoints:
     """The ready pods of a service."""
 
-    def __init__(self, name: str, cluster: Cluster, service: str, namespace: str, port: str):
+    def __init__(self, name: str, cluster: ClusterApi, service: str, namespace: str, port: str):
         """Create the source. `port`: a name or number of the pods' port; empty: `http`, or the
         only one."""
         self.name, self.problem = name, ""
@@ -284,7 +284,7 @@ def cluster_source(text: str) -> Endpoints:
             "k8s:// works in a pod: no KUBERNETES_SERVICE_HOST is set here", param="servers"
         )
     host = f"[{told[0]}]" if ":" in told[0] else told[0]
-    cluster = Cluster(f"https://{host}:{told[1]}", ACCOUNT)
+    cluster = ClusterApi(f"https://{host}:{told[1]}", ACCOUNT)
     namespace = found["namespace"] or cluster.namespace
     if not re.fullmatch(NAME, namespace):
         raise OptionError(f"{namespace!r:.80} is no namespace", param="servers")
