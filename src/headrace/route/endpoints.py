@@ -83,7 +83,7 @@ class _List(msgspec.Struct):
     items: list[_Slice] | None = None
 
 
-class _Event(msgspec.Struct):
+class _WatchLine(msgspec.Struct):
     type: str
     object: msgspec.Raw
 
@@ -93,7 +93,7 @@ class _Status(msgspec.Struct):
     message: str = ""
 
 
-_list, _event = json_reader(_List), json_reader(_Event)
+_list, _event = json_reader(_List), json_reader(_WatchLine)
 _slice, _status = json_reader(_Slice), json_reader(_Status)
 
 

@@ -39,7 +39,7 @@ DRAWN = {
 """Histograms that are drawn, with their titles."""
 
 
-class Described(Protocol):
+class ShownGateway(Protocol):
     """State of a gateway that is shown."""
 
     replicas: list[Replica]
@@ -52,7 +52,7 @@ class Described(Protocol):
     def ready(self) -> bool: ...
 
 
-def described(gateway: Described, shown: bool) -> dict[str, Any]:
+def described(gateway: ShownGateway, shown: bool) -> dict[str, Any]:
     """Describe the gateway; `shown`: with its replicas and sources."""
     about: dict[str, Any] = {
         "object": "gateway",
@@ -78,7 +78,7 @@ def described(gateway: Described, shown: bool) -> dict[str, Any]:
     return about
 
 
-def page_of(gateway: Described) -> bytes:
+def page_of(gateway: ShownGateway) -> bytes:
     """Build the page: servers, sources, models, errors, latencies."""
     replicas = gateway.replicas
     ready = sum(one.may_be_chosen for one in replicas)
@@ -116,7 +116,7 @@ SERVERS_COUNTED = "requests", "lost", "migrations", "4xx", "5xx"
 """Counters in the columns of `SERVERS`."""
 
 
-def _latencies(gateway: Described) -> str:
+def _latencies(gateway: ShownGateway) -> str:
     """Draw the histograms of all servers, and list the quantiles of each."""
     found = {what: gateway.times.times(what) for what in DRAWN}
     drawn = []
