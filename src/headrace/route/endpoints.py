@@ -65,7 +65,7 @@ class _Endpoint(msgspec.Struct):
     conditions: _Conditions | None = None
 
 
-class _Port(msgspec.Struct):
+class _SlicePort(msgspec.Struct):
     name: str | None = None
     port: int | None = None
     protocol: str | None = None
@@ -75,7 +75,7 @@ class _Slice(msgspec.Struct):
     metadata: _Meta
     addressType: str = ""
     endpoints: list[_Endpoint] | None = None
-    ports: list[_Port] | None = None
+    ports: list[_SlicePort] | None = None
 
 
 class _List(msgspec.Struct):
@@ -259,7 +259,7 @@ class Endpoints:
                 found.append(f"http://{host}:{port}")
         return found[:MOST_SERVERS]
 
-    def _number(self, ports: list[_Port]) -> int | None:
+    def _number(self, ports: list[_SlicePort]) -> int | None:
         """Return the pods' port; None if the slice does not have it."""
         if self._port.isdecimal():
             return int(self._port)
