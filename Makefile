@@ -160,7 +160,7 @@ image: $(VENV)/.installed
 	    --wheels dist --store dist/store
 	@rm -f dist/headrace-$(IMAGE).tar
 	$(BIN)/headrace factory bundle dist/headrace-$(IMAGE).tar headrace:$(IMAGE) --store dist/store
-	@echo "podman load --input dist/headrace-$(IMAGE).tar"
+	@echo "podman pull oci-archive:dist/headrace-$(IMAGE).tar:headrace:$(IMAGE)"
 	@echo "podman run -p 8000:8000 -v headrace:/cache localhost/headrace:$(IMAGE)"
 
 try-wheels:

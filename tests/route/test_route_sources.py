@@ -17,10 +17,19 @@ from route_servers import WORDS, Mock, gateway, mocks, on_the_loop_of_servers
 
 from headrace.base.errors import OptionError
 from headrace.engine.simulator.routing import ROUTERS, Router
-from headrace.route.endpoints import Cluster, Endpoints
+from headrace.route.endpoints import ClusterApi as Api
+from headrace.route.endpoints import Endpoints
 from headrace.route.gateway import Gateway
-from headrace.route.roster import Roster, read_servers
-from headrace.route.sources import ABSENCES, Names, Source, Unresolved, addresses, records, usable
+from headrace.route.roster import Membership, read_servers
+from headrace.route.sources import (
+    ABSENCES,
+    DnsName,
+    ServerSource,
+    Unresolved,
+    addresses,
+    records,
+    usable,
+)
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
@@ -107,7 +116,7 @@ async def test_an_address_leaves_after_some_answers_without_it(
         return found
 
     told = Told()
-    task = asyncio.ensure_future(Names("dns://a:1", lookup).watch(told))
+    task = asyncio.ensure_future(DnsName("dns://a:1", lookup).watch(told))
     await until(lambda: not answers and len(told.lists) == 4 + ABSENCES)
     assert [set(each) for each in told.lists[:4]] == [{one, two}] * 4, "None told no list"
     assert [set(each) for each in told.lists[4:]] == [{one, two}, {one}, {one}]
@@ -125,7 +134,7 @@ async def test_a_name_that_vanishes_takes_its_servers_with_it_in_the_end(
             await asyncio.Event().wait()
         return answers.pop(0)
 
-    told, source = Told(), Names("dns://a:1", lookup)
+    told, source = Told(), DnsName("dns://a:1", lookup)
     task = asyncio.ensure_future(source.watch(told))
     await until(lambda: len(told.lists) == 1 + ABSENCES)
     assert told.lists[-2:] == [["http://10.0.0.1:1"], []]
@@ -226,7 +235,7 @@ async def watched(
     api: ClusterApi, test: Callable[[Told, Endpoints], Awaitable[None]], port: str = ""
 ) -> None:
     """Run a test beside a source that watches the API's service `river`."""
-    source = Endpoints("k8s://river", Cluster(api.address, api.account), "river", "here", port)
+    source = Endpoints("k8s://river", Api(api.address, api.account), "river", "here", port)
     told = Told()
     task = asyncio.ensure_future(source.watch(told))
     try:
@@ -374,7 +383,7 @@ async def test_an_api_with_another_certificate_gets_no_token(tmp_path: Path, hur
 
 def test_a_pod_without_an_account_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="service account"):
-        Cluster("https://127.0.0.1:1", tmp_path)
+        Api("https://127.0.0.1:1", tmp_path)
 
 
 # Servers of a running gateway
@@ -396,8 +405,8 @@ class Written:
             found(urls)
 
 
-def roster(app: Gateway, router: Router, *sources: Source) -> Roster:
-    found = Roster(app, router, sources)
+def roster(app: Gateway, router: Router, *sources: ServerSource) -> Membership:
+    found = Membership(app, router, sources)
     found.start()
     return found
 

@@ -65,7 +65,7 @@ class _Endpoint(msgspec.Struct):
     conditions: _Conditions | None = None
 
 
-class _Port(msgspec.Struct):
+class _SlicePort(msgspec.Struct):
     name: str | None = None
     port: int | None = None
     protocol: str | None = None
@@ -75,7 +75,7 @@ class _Slice(msgspec.Struct):
     metadata: _Meta
     addressType: str = ""
     endpoints: list[_Endpoint] | None = None
-    ports: list[_Port] | None = None
+    ports: list[_SlicePort] | None = None
 
 
 class _List(msgspec.Struct):
@@ -83,7 +83,7 @@ class _List(msgspec.Struct):
     items: list[_Slice] | None = None
 
 
-class _Event(msgspec.Struct):
+class _WatchLine(msgspec.Struct):
     type: str
     object: msgspec.Raw
 
@@ -93,11 +93,11 @@ class _Status(msgspec.Struct):
     message: str = ""
 
 
-_list, _event = json_reader(_List), json_reader(_Event)
+_list, _event = json_reader(_List), json_reader(_WatchLine)
 _slice, _status = json_reader(_Slice), json_reader(_Status)
 
 
-class Cluster:
+class ClusterApi:
     """The Kubernetes API, as a pod reaches it."""
 
     def __init__(self, address: str, account: Path) -> None:
@@ -153,7 +153,7 @@ class Cluster:
 class Endpoints:
     """The ready pods of a service."""
 
-    def __init__(self, name: str, cluster: Cluster, service: str, namespace: str, port: str):
+    def __init__(self, name: str, cluster: ClusterApi, service: str, namespace: str, port: str):
         """Create the source. `port`: a name or number of the pods' port; empty: `http`, or the
         only one."""
         self.name, self.problem = name, ""
@@ -259,7 +259,7 @@ class Endpoints:
                 found.append(f"http://{host}:{port}")
         return found[:MOST_SERVERS]
 
-    def _number(self, ports: list[_Port]) -> int | None:
+    def _number(self, ports: list[_SlicePort]) -> int | None:
         """Return the pods' port; None if the slice does not have it."""
         if self._port.isdecimal():
             return int(self._port)
@@ -284,7 +284,7 @@ def cluster_source(text: str) -> Endpoints:
             "k8s:// works in a pod: no KUBERNETES_SERVICE_HOST is set here", param="servers"
         )
     host = f"[{told[0]}]" if ":" in told[0] else told[0]
-    cluster = Cluster(f"https://{host}:{told[1]}", ACCOUNT)
+    cluster = ClusterApi(f"https://{host}:{told[1]}", ACCOUNT)
     namespace = found["namespace"] or cluster.namespace
     if not re.fullmatch(NAME, namespace):
         raise OptionError(f"{namespace!r:.80} is no namespace", param="servers")

@@ -59,7 +59,7 @@ from .asked import (
 from .meters import RouteMeter
 from .replica import Replica
 from .resume import MOST_EVENT, MOST_KEPT, Resume
-from .sources import Source
+from .sources import ServerSource
 from .upstream import Headers, ReplicaLost, ReplicaSilent, Upstream
 
 log = logging.getLogger("headrace.route")
@@ -122,7 +122,7 @@ class Gateway:
         self._sent = BodiesInFlight(MOST_SENT)
         self.replicas: list[Replica] = []
         """Replicas that requests go to; sources may name others while the gateway runs."""
-        self.sources: list[Source] = []
+        self.sources: list[ServerSource] = []
         """Sources of replicas that may come and go, as they are shown."""
         self.times = RouteMeter(self.meter.registry, self.replicas)
         for one in replicas:

@@ -46,16 +46,16 @@ class _HealthReply(msgspec.Struct):
     role: str = "both"
 
 
-class _Model(msgspec.Struct):
+class _ListedModel(msgspec.Struct):
     id: str
 
 
-class _ModelList(msgspec.Struct):
-    data: list[_Model]
+class _ListedModels(msgspec.Struct):
+    data: list[_ListedModel]
 
 
 _health_reply = json_reader(_HealthReply)
-_model_list = json_reader(_ModelList)
+_model_list = json_reader(_ListedModels)
 
 
 class Replica:

@@ -17,7 +17,7 @@ from .endpoints import cluster_source
 from .gateway import Gateway
 from .holdings import follow, forget
 from .replica import Replica
-from .sources import MOST_SERVERS, Source, dns_source
+from .sources import MOST_SERVERS, ServerSource, dns_source
 
 log = logging.getLogger("headrace.route")
 
@@ -25,10 +25,10 @@ SWEEP_SECONDS = 1.0
 """Seconds between two looks for replicas that have left."""
 
 
-def read_servers(servers: Sequence[str]) -> tuple[list[str], list[Source]]:
+def read_servers(servers: Sequence[str]) -> tuple[list[str], list[ServerSource]]:
     """Divide the words of a command into addresses and sources of more. Raises `OptionError`."""
     fixed: list[str] = []
-    sources: list[Source] = []
+    sources: list[ServerSource] = []
     for text in servers:
         found = cluster_source(text) if text.startswith("k8s://") else dns_source(text)
         if found is None:
@@ -42,11 +42,11 @@ def read_servers(servers: Sequence[str]) -> tuple[list[str], list[Source]]:
     return fixed, sources
 
 
-class Roster:
+class Membership:
     """The replicas of a gateway and their tasks: probes, and reports of what they hold."""
 
     def __init__(
-        self, gateway: Gateway, router: Router, sources: Sequence[Source], key: str = ""
+        self, gateway: Gateway, router: Router, sources: Sequence[ServerSource], key: str = ""
     ) -> None:
         """Create the roster. `key`: an operator's key of the replicas, where they ask for keys."""
         self._gateway, self._router, self._key = gateway, router, key

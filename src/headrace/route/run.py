@@ -18,7 +18,7 @@ from .asked import MAX_BODY
 from .gateway import ANSWER_SECONDS, Gateway
 from .picker import Picker
 from .replica import replicas_of
-from .roster import Roster, read_servers
+from .roster import Membership, read_servers
 
 BACKLOG = 2048
 
@@ -86,7 +86,7 @@ def route(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signalled)
         gateway.loop.start()
-        roster = Roster(gateway, router, sources, key)
+        roster = Membership(gateway, router, sources, key)
         roster.start()
         try:
             if picker is not None:

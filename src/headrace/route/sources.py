@@ -38,7 +38,7 @@ Found = Callable[[Sequence[str]], None]
 Lookup = Callable[[], Awaitable[list[str]]]
 
 
-class Source(Protocol):
+class ServerSource(Protocol):
     """A source of replicas that may come and go."""
 
     name: str
@@ -54,7 +54,7 @@ class Unresolved(Exception):
     """Failure: nobody could say which addresses a name has."""
 
 
-class Names:
+class DnsName:
     """A name in DNS, by its addresses (`dns://`) or its SRV records (`srv://`)."""
 
     def __init__(self, name: str, lookup: Lookup) -> None:
@@ -87,7 +87,7 @@ class Names:
         return list(self._absent)
 
 
-def note(source: Source, problem: str) -> None:
+def note(source: ServerSource, problem: str) -> None:
     """Remember a source's problem; log it when it begins or ends."""
     if problem != source.problem:
         said = {"source": source.name, "problem": problem or "none"}
@@ -162,17 +162,17 @@ def records(host: str) -> Lookup:
     return lookup
 
 
-def dns_source(text: str) -> Names | None:
+def dns_source(text: str) -> DnsName | None:
     """Return the source of `dns://NAME:PORT` or `srv://NAME`, and None for other words. Raises
     `OptionError` and `PackageAbsent`."""
     if text.startswith("dns://"):
         found = _NAMED.fullmatch(text)
         if not found or not _HOST.fullmatch(found["host"]) or not 0 < int(found["port"]) < 65536:
             raise OptionError(f"{text[:100]!r} is not dns://NAME:PORT", param="servers")
-        return Names(text, addresses(found["host"], int(found["port"])))
+        return DnsName(text, addresses(found["host"], int(found["port"])))
     if text.startswith("srv://"):
         found = _SERVICE.fullmatch(text)
         if not found or not _HOST.fullmatch(found["host"]):
             raise OptionError(f"{text[:100]!r} is not srv://_SERVICE._tcp.NAME", param="servers")
-        return Names(text, records(found["host"]))
+        return DnsName(text, records(found["host"]))
     return None

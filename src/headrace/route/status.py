@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..base.version import VERSION
-from ..obs.tasks import ended
+from ..obs.tasks import TaskWatch, ended
 from ..roofline.page import charts, page, table
 from ..roofline.plot import Chart, Series
 from .asked import ROUTED
-from .meters import Buckets, joined, quantile
-
-if TYPE_CHECKING:
-    from .gateway import Gateway
-    from .replica import Replica
+from .meters import Buckets, RouteMeter, joined, quantile
+from .replica import Replica
+from .sources import ServerSource
 
 KIND = b"text/html; charset=utf-8"
 RENEWED = 5
@@ -41,7 +39,20 @@ DRAWN = {
 """Histograms that are drawn, with their titles."""
 
 
-def described(gateway: Gateway, shown: bool) -> dict[str, Any]:
+class ShownGateway(Protocol):
+    """State of a gateway that is shown."""
+
+    replicas: list[Replica]
+    sources: list[ServerSource]
+    times: RouteMeter
+    tasks: TaskWatch
+    draining: bool
+
+    @property
+    def ready(self) -> bool: ...
+
+
+def described(gateway: ShownGateway, shown: bool) -> dict[str, Any]:
     """Describe the gateway; `shown`: with its replicas and sources."""
     about: dict[str, Any] = {
         "object": "gateway",
@@ -67,7 +78,7 @@ def described(gateway: Gateway, shown: bool) -> dict[str, Any]:
     return about
 
 
-def page_of(gateway: Gateway) -> bytes:
+def page_of(gateway: ShownGateway) -> bytes:
     """Build the page: servers, sources, models, errors, latencies."""
     replicas = gateway.replicas
     ready = sum(one.may_be_chosen for one in replicas)
@@ -105,7 +116,7 @@ SERVERS_COUNTED = "requests", "lost", "migrations", "4xx", "5xx"
 """Counters in the columns of `SERVERS`."""
 
 
-def _latencies(gateway: Gateway) -> str:
+def _latencies(gateway: ShownGateway) -> str:
     """Draw the histograms of all servers, and list the quantiles of each."""
     found = {what: gateway.times.times(what) for what in DRAWN}
     drawn = []
