@@ -21,6 +21,7 @@ from headrace.base.step import DraftCosts, Drafting
 from headrace.engine.loop import prediction
 from headrace.engine.loop.build import Built
 from headrace.engine.ranks import group
+from headrace.engine.ranks.ends import SpawnedEnd
 from headrace.engine.ranks.group import GroupExecutor
 from headrace.kernels.dealing import STEPS, Dealing
 from headrace.sched import Scheduler
@@ -167,16 +168,21 @@ def test_a_stopped_rank_goes_on_or_is_ended(
     model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All others wait for it in the middle of a step, and nobody is told that it stands still."""
-    monkeypatch.setattr(group, "SILENT", 2.0)
+    monkeypatch.setattr(group, "SILENT", 1e6)
     with opened(model, cache, layout="TP2") as llm:
         executor = llm._engine.core.executor
         assert isinstance(executor, GroupExecutor)
-        pid = executor._others[0].end.pid
+        end = executor._others[0].end
+        assert isinstance(end, SpawnedEnd)
+        pid = end.pid
         wanted = llm.generate(["one"], WISHES[0])
         os.kill(pid, signal.SIGSTOP)
         threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)).start()
         assert llm.generate(["one"], WISHES[0])[0].outputs == wanted[0].outputs
+        pulse = end._child._pulse
+        assert pulse is not None
         os.kill(pid, signal.SIGSTOP)
+        pulse._silent = 2.0
         with pytest.raises(EngineDead, match="rank 1 of 2 has been silent for 2 s and was ended"):
             llm.generate(["one"], WISHES[0])
 

@@ -50,7 +50,7 @@ def big() -> bytes:
     )
 
 
-def compare(graph: ours.Graph, theirs: object) -> None:
+def compare(graph: ours.Net, theirs: object) -> None:
     assert [(one.op, one.domain, one.inputs, one.outputs) for one in graph.nodes] == [
         (one.op_type, one.domain, tuple(one.input), tuple(one.output))
         for one in theirs.node  # type: ignore[attr-defined]
@@ -120,7 +120,7 @@ DAMAGED = {
     "an unknown type": (tensor(type=99), "element type 99"),
     "rank 40": (tensor(dims=[1] * 40), "has the shape"),
     "no graph": (encoded([(1, 9)]), "no graph"),
-    "two graphs": (tensor() + encoded([(7, b"")]), "graph occurs 2 times"),
+    "two graphs": (tensor() + encoded([(7, b"")]), "graph occurs 2 times, allowed is once"),
     "a group": (b"\x3b\x3c", "wire type 3"),
     "field 0": (b"\x02\x00", "field number 0"),
     "a length beyond the end": (encoded([(1, 9)]) + b"\x3a\xff\x7f", "16,383 bytes"),

@@ -19,11 +19,13 @@ from headrace.base.errors import (
     ModelFileError,
     UnsupportedModel,
 )
-from headrace.programs import Limits, Program, inspected
+from headrace.programs import ForeignProgram, ProgramLimits, inspected
 from headrace.programs.inspection import LIMITS, inspected_bytes
 
 
-def refused(data: bytes, error: type[HeadraceError], match: str, limits: Limits = LIMITS) -> None:
+def refused(
+    data: bytes, error: type[HeadraceError], match: str, limits: ProgramLimits = LIMITS
+) -> None:
     with pytest.raises(error, match=match):
         inspected_bytes(data, "m.onnx", limits)
 
@@ -95,8 +97,13 @@ def test_sizes_are_bounded_before_anything_is_allocated() -> None:
         [port("y", None)],
         [stored("w", np.ones(999, "f"))],
     )
-    refused(weights, DoesNotFit, "3,996 bytes of weights, the limit is 1,000", Limits(memory=1000))
-    refused(double(1 << 20, 1 << 20), DoesNotFit, "value x has 4,398,046,511,104 bytes")
+    refused(
+        weights,
+        DoesNotFit,
+        "its weights of 3,996 bytes, the limit is 1,000",
+        ProgramLimits(memory=1000),
+    )
+    refused(double(1 << 20, 1 << 20), DoesNotFit, "value x of 4,398,046,511,104 bytes")
     huge = node("ConstantOfShape", "s", "c")
     data = model(
         [huge, node("Add", "x c", "y")],
@@ -104,7 +111,7 @@ def test_sizes_are_bounded_before_anything_is_allocated() -> None:
         [port("y", None)],
         [stored("s", np.array([1 << 40]))],
     )
-    refused(data, DoesNotFit, "a constant has 8,796,093,022,208 bytes")
+    refused(data, DoesNotFit, "a constant of 8,796,093,022,208 bytes")
 
 
 def test_inputs_and_outputs_are_tensors_of_numbers() -> None:
@@ -139,7 +146,7 @@ def test_external_data_below_the_folder_is_read(tmp_path: Path) -> None:
     # What was read is what runs, whatever the file becomes.
     (tmp_path / "d" / "w.bin").write_bytes(b"\0" * 18)
     (tmp_path / "m.onnx").unlink()
-    program = Program(found)
+    program = ForeignProgram(found)
     assert program.run({"x": np.ones(4, np.float32)})["y"].tolist() == [1, 2, 3, 4]
     changed = inspected(with_outside(tmp_path, "d/w.bin", offset=2))
     assert changed.sha256 != before
@@ -221,7 +228,7 @@ def test_real_pickles_of_torch_are_refused(tmp_path: Path) -> None:
         inspected(path)
     exported = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
     torch.export.save(exported, tmp_path / "m.pt2")
-    with pytest.raises(UnsupportedModel, match=r"torch\.export archive"):
+    with pytest.raises(ModelFileError, match=r"is a torch\.export archive"):
         inspected(tmp_path / "m.pt2")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headrace.loader.open import fetched
-from headrace.programs import Program, inspected
+from headrace.programs import ForeignProgram, inspected
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra programs: onnxruntime")
 pytestmark = pytest.mark.model
@@ -29,8 +29,8 @@ def folder(name: str) -> Path:
 
 
 @cache
-def program(name: str, file: str) -> Program:
-    return Program(inspected(folder(name) / file), trial=name == "vad-silero")
+def program(name: str, file: str) -> ForeignProgram:
+    return ForeignProgram(inspected(folder(name) / file), trial=name == "vad-silero")
 
 
 @cache

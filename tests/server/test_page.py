@@ -38,7 +38,9 @@ async def test_modules_import_only_each_other() -> None:
                 assert target.removeprefix("./") in FILES, f"{name} imports {target}"
             for way in (".innerHTML", "insertAdjacentHTML", "document.write", "eval("):
                 assert way not in text, f"{name} uses {way}"
-        outside = re.findall(r"https?://(?!www\.w3\.org/(?:2000/svg|1998/Math/MathML))[^\s\"'`]+", text)
+        outside = re.findall(
+            r"https?://(?!www\.w3\.org/(?:2000/svg|1998/Math/MathML))[^\s\"'`]+", text
+        )
         assert not outside, f"{name} names {outside}"
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ DROP = """([files]) => {
   const carried = new DataTransfer();
   for (const [name, type, text] of files) carried.items.add(new File([text], name, { type }));
   for (const kind of ["dragenter", "dragover", "drop"]) {
-    document.body.dispatchEvent(new DragEvent(kind, { dataTransfer: carried, bubbles: true, cancelable: true }));
+    const how = { dataTransfer: carried, bubbles: true, cancelable: true };
+    document.body.dispatchEvent(new DragEvent(kind, how));
   }
 }"""
 
@@ -67,13 +69,19 @@ def _ask(tab: Any, text: str) -> Any:
     return json.loads(sent.value.post_data)
 
 
+def _send(body: str, route: Any) -> None:
+    route.fulfill(content_type="text/event-stream", body=body)
+
+
 def test_a_dropped_text_goes_with_the_message(visit: Callable[..., Any]) -> None:
+    code = ["a.py", "text/x-python", "x = 1\n"]
+
     def work(tab: Any) -> None:
-        tab.evaluate(DROP, [[["a.py", "text/x-python", "x = 1\n"], ["b.md", "", "```\n<b>\n```\n"]]])
+        tab.evaluate(DROP, [[code, ["b.md", "", "```\n<b>\n```\n"]]])
         tab.wait_for_selector("#files li:nth-child(2)")
         tab.click("#files li:nth-child(1) button")
         assert tab.inner_text("#files li span") == "b.md"
-        tab.evaluate(DROP, [[["a.py", "text/x-python", "x = 1\n"]]])
+        tab.evaluate(DROP, [[code]])
         tab.wait_for_selector("#files li:nth-child(2)")
         content = _ask(tab, "Explain")["messages"][0]["content"]
         assert content == [
@@ -82,7 +90,7 @@ def test_a_dropped_text_goes_with_the_message(visit: Callable[..., Any]) -> None
             {"type": "text", "text": "Explain"},
         ]
         assert tab.is_hidden("#files")
-        assert tab.locator(".user summary").all_inner_texts() == ["b.md · 34 B", "a.py · 28 B"]
+        assert tab.locator(".user summary").all_inner_texts() == ["b.md · 11 B", "a.py · 5 B"]
         # It is there after a reload, in an edit, and in what is saved.
         tab.reload()
         tab.wait_for_selector("#dot.ready")
@@ -117,8 +125,8 @@ def test_a_file_that_cannot_go_is_named_with_its_reason(visit: Callable[..., Any
         ):
             tab.evaluate(DROP, [[[name, kind, text]]])
             tab.wait_for_function(
-                "([name, reason]) => { const said = document.getElementById('file-problem').textContent;"
-                " return said.includes(name) && said.includes(reason); }",
+                "(words) => words.every((word) => document.getElementById('file-problem')"
+                ".textContent.includes(word))",
                 arg=[name, reason],
             )
             assert tab.is_hidden("#files")
@@ -139,7 +147,10 @@ def test_a_sound_goes_to_a_model_that_hears(visit: Callable[..., Any], url: str)
         with tab.expect_request("**/v1/chat/completions") as sent:
             tab.keyboard.press("Enter")
         content = json.loads(sent.value.post_data)["messages"][0]["content"]
-        assert content[0] == {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+        assert content[0] == {
+            "type": "input_audio",
+            "input_audio": {"data": "UklGRg==", "format": "wav"},
+        }
 
     visit(work)
 
@@ -194,10 +205,7 @@ def test_a_busy_machine_is_said(visit: Callable[..., Any]) -> None:
             snapshot = {"points": list(map(point, others)), "requests": [], "server": server}
             body = f"event: snapshot\ndata: {json.dumps(snapshot)}\n\n"
             tab.unroute_all()
-            tab.route(
-                "**/v1/stats/stream",
-                lambda route, body=body: route.fulfill(content_type="text/event-stream", body=body),
-            )
+            tab.route("**/v1/stats/stream", partial(_send, body))
             tab.goto(tab.url.partition("#")[0] + "#chat")
             tab.reload()
             tab.click("#to-live")

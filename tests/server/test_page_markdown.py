@@ -29,12 +29,19 @@ DRAW = """([text, size]) => {
 }"""
 WORK = """([text, size]) => {
   const count = { made: 0, put: 0, characters: 0 };
-  const [make, own, append] = [document.createElement, document.createElementNS, CharacterData.prototype.appendData];
+  const { createElement: make, createElementNS: own } = document;
+  const { appendData: append } = CharacterData.prototype;
   const put = Element.prototype.append;
   document.createElement = function (...all) { count.made++; return make.apply(this, all); };
   document.createElementNS = function (...all) { count.made++; return own.apply(this, all); };
-  CharacterData.prototype.appendData = function (data) { count.characters += data.length; return append.call(this, data); };
-  Element.prototype.append = function (...nodes) { count.put += nodes.length; return put.apply(this, nodes); };
+  CharacterData.prototype.appendData = function (data) {
+    count.characters += data.length;
+    return append.call(this, data);
+  };
+  Element.prototype.append = function (...nodes) {
+    count.put += nodes.length;
+    return put.apply(this, nodes);
+  };
   const root = make.call(document, "div");
   const markdown = new Markdown(root);
   for (let at = 0; at < text.length; at += size) markdown.write(text.slice(at, at + size));
@@ -46,15 +53,15 @@ WORK = """([text, size]) => {
   return { ...count, length: root.textContent.length };
 }"""
 ALLOWED = {
-    "A", "BLOCKQUOTE", "BR", "BUTTON", "CODE", "DEL", "DIV", "EM", "H4", "HR", "LI", "OL", "P", "PRE",
-    "SPAN", "STRONG", "TABLE", "TBODY", "TD", "TH", "THEAD", "TR", "UL",
-    "math", "mfrac", "mi", "mn", "mo", "mover", "mphantom", "mroot", "mrow", "mspace", "msqrt", "msub",
-    "msubsup", "msup", "mtable", "mtd", "mtext", "mtr", "munder", "munderover",
+    "A", "BLOCKQUOTE", "BR", "BUTTON", "CODE", "DEL", "DIV", "EM", "H4", "HR", "LI", "OL", "P",
+    "PRE", "SPAN", "STRONG", "TABLE", "TBODY", "TD", "TH", "THEAD", "TR", "UL",
+    "math", "mfrac", "mi", "mn", "mo", "mover", "mphantom", "mroot", "mrow", "mspace", "msqrt",
+    "msub", "msubsup", "msup", "mtable", "mtd", "mtext", "mtr", "munder", "munderover",
 }  # fmt: skip
 ATTRIBUTES = {
-    "accent", "alttext", "aria-label", "class", "colspan", "display", "displaystyle", "fence", "hidden",
-    "href", "linethickness", "lspace", "mathvariant", "rel", "role", "rspace", "scope", "start",
-    "stretchy", "tabindex", "target", "title", "type", "width",
+    "accent", "alttext", "aria-label", "class", "colspan", "display", "displaystyle", "fence",
+    "hidden", "href", "linethickness", "lspace", "mathvariant", "rel", "role", "rspace", "scope",
+    "start", "stretchy", "tabindex", "target", "title", "type", "width",
 }  # fmt: skip
 FOUND = """(html) => {
   const root = document.createElement("template");
@@ -129,7 +136,10 @@ def test_markdown_becomes_nodes(tab: Callable[[str, Any], Any], text: str) -> No
 def test_code_keeps_every_character(tab: Callable[[str, Any], Any]) -> None:
     lines = [f"  line {number} *not* <em>" for number in range(450)]
     text = "1. see\n\n   ```python\n" + "".join(f"   {line}\n" for line in lines) + "   ```\n"
-    read = "(html) => new DOMParser().parseFromString(html, 'text/html').querySelector('code').textContent"
+    read = (
+        "(html) => new DOMParser().parseFromString(html, 'text/html')"
+        ".querySelector('code').textContent"
+    )
     for size in (0, 7, 1000):
         assert tab(read, tab(DRAW, [text, size])) == "\n".join(lines)
 
@@ -151,11 +161,13 @@ def test_only_addresses_of_the_web_and_of_mail_are_links(tab: Callable[[str, Any
     good = "[a](https://a.example/x) <mailto:b@c.example> http://d.example/(e). www.f.example"
     found = tab(FOUND, tab(DRAW, [good, 0]))
     assert [link[0] for link in found["links"]] == ["https:", "mailto:", "http:", "https:"]
-    assert {tuple(link[1:]) for link in found["links"]} == {("noopener noreferrer nofollow", "_blank")}
+    assert {tuple(link[1:]) for link in found["links"]} == {
+        ("noopener noreferrer nofollow", "_blank")
+    }
     bad = (
-        "[a](javascript:alert(1)) [b](JaVaScRiPt:alert(1)) [c](data:text/html,x) [d](/etc) [e](//f.g)"
-        " [g](vbscript:x) [h](\tjavascript:x) ![i](file:///etc/passwd) <javascript:x> [j](blob:x)"
-        " [k](&#106;avascript:x) [l](java\nscript:x) [m]( )"
+        "[a](javascript:alert(1)) [b](JaVaScRiPt:alert(1)) [c](data:text/html,x) [d](/etc)"
+        " [e](//f.g) [g](vbscript:x) [h](\tjavascript:x) ![i](file:///etc/passwd) <javascript:x>"
+        " [j](blob:x) [k](&#106;avascript:x) [l](java\nscript:x) [m]( )"
     )
     assert tab(FOUND, tab(DRAW, [bad, 0]))["links"] == []
     masked = tab(DRAW, ["[https://bank.example](https://evil.example/x)", 0])
@@ -213,10 +225,11 @@ def test_hostile_text_ends_soon_in_known_elements(
 
 def test_pieces_of_any_size_give_the_same_nodes(tab: Callable[[str, Any], Any]) -> None:
     rng = random.Random(7)
-    words = (
-        "a b c *d* **e** `f` $x^2$ \\( \\) \\[ \\] $$ | - 1. 2) > # ``` ~~~ --- === |-|-| [x] [l](http://m.n)"
-        " \t \n \n \n \n\n    < & <br> &lt; ![ ]( ) \\ _ __ ~~ https://o.p/q."
-    ).split(" ")
+    marks = (
+        "a b c *d* **e** `f` $x^2$ \\( \\) \\[ \\] $$ | - 1. 2) > # ``` ~~~ --- === |-|-| [x]"
+        " < & <br> [l](http://m.n) &lt; ![ ]( ) \\ _ __ ~~ https://o.p/q."
+    )
+    words = [*marks.split(), "\t", "\n", "\n", "\n", "\n\n", "", "    "]
     for _ in range(60):
         text = "".join(
             rng.choice(words) + rng.choice(["", " ", "\n"]) for _ in range(rng.randrange(10, 200))

@@ -11,14 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import InvalidRequest
-from headrace.server.tensors import (
-    DATATYPES,
-    Inference,
-    Tensor,
-    Wanted,
-    read_request,
-    write_response,
-)
+from headrace.server.tensors import DATATYPES, Inference, read_infer, write_outputs
 
 http = pytest.importorskip("tritonclient.http", reason="needs tritonclient[http]")
 DRAW = np.random.default_rng(3)
@@ -63,11 +56,10 @@ def test_their_requests_are_read(datatype: str, binary: bool) -> None:
     arrays = {"a": array(datatype, 2, 3), "b": array("INT32", 4), "c": array("FP32", 0, 2)}
     types = {"a": datatype, "b": "INT32", "c": "FP32"}
     body, length = theirs(arrays, types, binary)
-    found = read_request(body, length)
-    assert [one.name for one in found.inputs] == ["a", "b", "c"]
-    for one in found.inputs:
-        assert same(one.array, arrays[one.name])
-    assert found.outputs == (Wanted("y", binary),)
+    found = read_infer(body, length)
+    assert list(found.inputs) == ["a", "b", "c"]
+    assert all(same(value, arrays[name]) for name, value in found.inputs.items())
+    assert found.outputs == {"y": binary}
     assert (found.id, found.parameters["priority"], found.parameters["timeout"]) == ("r1", 2, 5)
 
 
@@ -77,8 +69,8 @@ def test_they_read_our_answers(datatype: str, binary: bool) -> None:
     if datatype == "FP16" and not binary:
         return  # The protocol has no FP16 in JSON; it is among `WRONG`.
     arrays = {"y": array(datatype, 3, 2), "z": array("UINT64", 2), "e": array("INT8", 0)}
-    request = Inference((), (), binary, "r2")
-    body, length = write_response(request, arrays, "detector", "7")
+    request = Inference({}, {}, binary, "r2")
+    body, length = write_outputs(request, arrays, "detector", "7")
     assert (length is None) is not binary
     result = http.InferenceServerClient.parse_response_body(body, header_length=length)
     for name, value in arrays.items():
@@ -93,8 +85,8 @@ def test_they_read_our_answers(datatype: str, binary: bool) -> None:
 
 def test_outputs_are_binary_one_by_one() -> None:
     arrays = {"y": array("FP32", 2), "z": array("FP32", 2)}
-    request = Inference((), (Wanted("z", True), Wanted("y", False)), False)
-    body, length = write_response(request, arrays, "m")
+    request = Inference({}, {"z": True, "y": False}, False)
+    body, length = write_outputs(request, arrays, "m")
     result = http.InferenceServerClient.parse_response_body(body, header_length=length)
     assert [one["name"] for one in result.get_response()["outputs"]] == ["z", "y"]
     assert all((result.as_numpy(name) == value).all() for name, value in arrays.items())
@@ -123,14 +115,14 @@ WRONG: dict[str, tuple[dict[str, Any], bytes, str, str]] = {
     "rank 40": (request(shape=[1] * 40), b"", "inputs[0].shape", "at most 32"),
     "more elements": (request(data=[1.0] * 3), b"", "inputs[0].data", "3 elements"),
     "fewer elements": (request(shape=[HUGE - 1, 9]), b"", "inputs[0].data", "2 elements"),
-    "ragged": (request(data=[[1.0], []]), b"", "inputs[0].data", "unequal length"),
-    "deeper later": (request(data=[1.0, [2.0]]), b"", "inputs[0].data", "unequal depth"),
+    "ragged": (request(data=[[1.0], []]), b"", "inputs[0].data", "unequal length or depth"),
+    "deeper later": (request(data=[1.0, [2.0]]), b"", "inputs[0].data", "unequal length or depth"),
     "no list": (request(data=1.0), b"", "inputs[0].data", "no list"),
     "text for a number": (
         request(data=["1", "2"]),
         b"",
         "inputs[0].data",
-        "as integers or numbers",
+        "as numbers",
     ),
     "a fraction for an integer": (
         request(datatype="INT32", data=[1, 1.5]),
@@ -179,9 +171,14 @@ WRONG: dict[str, tuple[dict[str, Any], bytes, str, str]] = {
     "size −1": (binary(-1), b"", "inputs[0].parameters", "binary_data_size is -1"),
     "size is text": (binary("8"), b"12345678", "inputs[0].parameters", "is '8'"),
     "size is true": (binary(True), b"1", "inputs[0].parameters", "is True"),
-    "bytes that no input has": (binary(8), b"1" * 9, "inputs", "1 bytes after the last input"),
+    "bytes that no input has": (
+        binary(8),
+        b"1" * 9,
+        "inputs",
+        "1 bytes after the last binary_data_size",
+    ),
     "neither": (request(data=None), b"", "inputs[0]", "neither"),
-    "both": (request(parameters={"binary_data_size": 0}), b"", "inputs[0]", "both"),
+    "both": (request(parameters={"binary_data_size": 0}), b"", "inputs[0]", "or both"),
     "shared memory": (
         request(parameters={"shared_memory_region": "r"}),
         b"",
@@ -211,46 +208,53 @@ def test_what_is_wrong_is_refused_by_its_field(case: str) -> None:
     said, blob, param, message = WRONG[case]
     head = json.dumps(said).encode()
     with pytest.raises(InvalidRequest, match=re.escape(message)) as refused:
-        read_request(head + blob, len(head) if blob else None)
+        read_infer(head + blob, len(head) if blob else None)
     assert (refused.value.param or "") == param
 
 
-@pytest.mark.parametrize("length", ["0", "-1", "9999", "1e3", "², ", "", str(2**70), " 5"])
+@pytest.mark.parametrize("length", ["-1", "9999", "1e3", "², ", "", str(2**70), " 5"])
 def test_a_wrong_length_of_the_header_is_refused(length: str) -> None:
     with pytest.raises(InvalidRequest, match="Inference-Header-Content-Length is"):
-        read_request(json.dumps(request()).encode(), length)
+        read_infer(json.dumps(request()).encode(), length)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[" * 100_000, b'{"inputs": [NaN]}', b"\xff"])
 def test_what_is_no_json_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidRequest, match="no inference request"):
-        read_request(text)
+        read_infer(text)
 
 
 def test_nan_in_json_is_refused_both_ways() -> None:
     said = json.dumps(request(data=[1.0, float("nan")])).encode()
     with pytest.raises(InvalidRequest, match="no inference request"):
-        read_request(said)
+        read_infer(said)
     values = {"y": np.array([1.0, np.nan], np.float32)}
     with pytest.raises(InvalidRequest, match="NaN or an infinity, which JSON cannot hold"):
-        write_response(Inference((), (), False), values, "m")
-    body, length = write_response(Inference((), (), True), values, "m")
+        write_outputs(Inference({}, {}, False), values, "m")
+    body, length = write_outputs(Inference({}, {}, True), values, "m")
     result = http.InferenceServerClient.parse_response_body(body, header_length=length)
     assert np.array_equal(result.as_numpy("y"), values["y"], equal_nan=True)
 
 
+def test_bytes_in_json_are_utf8_one_by_one() -> None:
+    """An element that ends within a character is refused, even if the next one completes it."""
+    halves = np.array(["ü".encode()[:1], "ü".encode()[1:]], object)
+    with pytest.raises(InvalidRequest, match="bytes that are no UTF-8"):
+        write_outputs(Inference({}, {}, False), {"y": halves}, "m")
+
+
 def test_an_unknown_output_is_named() -> None:
-    asked = Inference((Tensor("x", np.zeros(1)),), (Wanted("q", False),), False)
+    asked = Inference({"x": np.zeros(1)}, {"q": False}, False)
     with pytest.raises(InvalidRequest, match="no output 'q'; the outputs are: y"):
-        write_response(asked, {"y": np.zeros(1)}, "m")
+        write_outputs(asked, {"y": np.zeros(1)}, "m")
 
 
 def test_a_binary_input_is_a_view_of_the_body() -> None:
     head = json.dumps(binary(8)).encode()
     body = head + np.array([1, 2], np.float32).tobytes()
-    (one,) = read_request(body, len(head)).inputs
-    assert not one.array.flags.owndata
-    assert one.array.tolist() == [1.0, 2.0]
+    (one,) = read_infer(body, len(head)).inputs.values()
+    assert not one.flags.owndata
+    assert one.tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -262,7 +266,7 @@ def test_mutated_bodies_are_requests_or_one_refusal(seed: int) -> None:
     for at in draw.integers(0, len(data), 1 + seed % 5):
         data[at] = draw.integers(0, 256)
     try:
-        found = read_request(bytes(data), length)
+        found = read_infer(bytes(data), length)
     except InvalidRequest:
         return
-    assert sum(one.array.size for one in found.inputs) < len(data)
+    assert sum(one.size for one in found.inputs.values()) < len(data)

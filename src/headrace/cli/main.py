@@ -40,6 +40,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "explain": ("headrace.cli.explain:command", "What the options become for a model, and why."),
     "top": ("headrace.cli.top:command", "Watch a running server in the terminal."),
+    "clients": (
+        "headrace.cli.clients:command",
+        "Settings for other programs: Continue, aider, Open WebUI, LiteLLM.",
+    ),
     "keys": ("headrace.cli.keys:command", "API keys of a server: add, list, remove."),
     "cache": (
         "headrace.cli.cache_precompute:command",

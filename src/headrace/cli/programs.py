@@ -6,8 +6,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,30 +19,31 @@ from ..base.foreign import Undecodable, any_json
 from ..base.names import nearest
 from ..loader.catalog import CATALOG
 from ..loader.open import fetched
-from ..programs import Inspection, Limits, Program, inspected
+from ..programs import ForeignProgram, Inspection, ProgramLimits, inspected
 from ..programs.drawn import random_nodes
 from ..programs.onnx import Port
 from .models import size
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-_SHAPE = re.compile(r"(random|zeros)(?::(\d{1,9}(?:x\d{1,9})*))?")
-_MOST_SHOWN = 4096
+_MADE = re.compile(r"(random|zeros)(?::(\d{1,9}(?:x\d{1,9})*))?")
+MOST_SHOWN = 4096
 """Elements of an output that are printed; a file takes them all."""
 MOST_INPUT = 1 << 30
+"""Bytes of an input."""
 
 File = Annotated[
     str,
     typer.Argument(
-        help="An .onnx file, or a catalog name: vad-silero, ocr-pp-v4/det.onnx.", show_default=False
+        help="An .onnx file, or of the catalog: vad-silero, ocr-pp-v4/det.onnx.", show_default=False
     ),
 ]
 Inputs = Annotated[
     list[str] | None,
     typer.Option(
         "--input",
-        help="name=VALUE: @FILE.npy, a JSON number or list, random or zeros, with a shape if the "
-        "program leaves it open (random:1x3x48x320). Not named: states zeros, others random.",
+        help="name=VALUE: @FILE.npy, a JSON number or list, random or zeros, with the shape if the "
+        "program leaves it open (random:1x3x48x320). Others: states zeros, the rest random.",
         show_default=False,
     ),
 ]
@@ -54,28 +55,31 @@ Memory = Annotated[
 ]
 Seconds = Annotated[float, typer.Option("--seconds", min=0.001, help="Time limit of a run.")]
 Threads = Annotated[int, typer.Option("--threads", min=1, max=256, help="Of the CPU.")]
+Seed = Annotated[
+    int,
+    typer.Option("--seed", min=0, max=2**63, help="Of the program's draws, and of random inputs."),
+]
 
 
 @command.command()
 def inspect(
     file: File,
     given: Inputs = None,
-    rows: Annotated[int, typer.Option("--rows", min=1, max=256, help="Rows to try together.")] = 4,
+    rows: Annotated[int, typer.Option("--rows", min=2, max=256, help="Rows to try together.")] = 4,
     threads: Threads = 1,
     memory: Memory = 4.0,
     seconds: Seconds = 30.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of random inputs.")] = 0,
+    seed: Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     cache_dir: CacheDir = None,
 ) -> None:
     """Show a program's operators, shapes, states and random nodes, its cost, and whether rows may
     go together; refuse what may not be loaded."""
-    limits = Limits(memory=int(memory * 1e9), seconds=seconds)
+    limits = ProgramLimits(memory=int(memory * 1e9), seconds=seconds)
     found = inspected(_path(file, cache_dir), limits)
-    random_nodes(found.described)
     report = _described(found)
     try:
-        report |= _measured(Program(found, limits, threads=threads), given or [], rows, seed)
+        report |= _measured(ForeignProgram(found, limits, threads=threads), given or [], rows, seed)
     except PackageAbsent as absent:
         report["not measured"] = absent.message
     if as_json:
@@ -97,14 +101,12 @@ def run(
     threads: Threads = 1,
     memory: Memory = 4.0,
     seconds: Seconds = 30.0,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Of the program's draws and of random inputs.")
-    ] = 0,
+    seed: Seed = 0,
     cache_dir: CacheDir = None,
 ) -> None:
     """Run a program once; print its outputs as JSON, or write them to a file."""
-    limits = Limits(memory=int(memory * 1e9), seconds=seconds)
-    program = Program.load(_path(file, cache_dir), limits, threads=threads)
+    limits = ProgramLimits(memory=int(memory * 1e9), seconds=seconds)
+    program = ForeignProgram.load(_path(file, cache_dir), limits, threads=threads)
     feed = _feed(program, given or [], seed)
     begun = time.perf_counter()
     found = program.run(feed, seed=seed)
@@ -128,105 +130,88 @@ def _path(name: str, cache_dir: Path | None) -> Path:
     with suppress(OSError, ValueError):
         if path.is_file() or entry not in CATALOG:
             return path
-    model = CATALOG[entry]
-    programs = [one.path for one in model.files if one.path.endswith(".onnx")]
-    if not inner and len(programs) == 1:
-        inner = programs[0]
+    programs = [one.path for one in CATALOG[entry].files if one.path.endswith(".onnx")]
+    inner = inner or (programs[0] if len(programs) == 1 else "")
     if inner not in programs:
-        raise InvalidRequest(
-            f"{entry} has no program {inner!r:.80}{nearest(inner, programs)}; it has: "
-            f"{', '.join(programs) or 'none'}",
-            param="file",
-        )
+        there = f"it has: {', '.join(f'{entry}/{one}' for one in programs) or 'none'}"
+        wrong = f"{entry} has no program {inner!r:.80}{nearest(inner, programs)}; {there}"
+        raise InvalidRequest(wrong, param="file")
     with DownloadBars(sys.stderr) as bars:
         return fetched(entry, cache_dir=cache_dir, progress=bars) / inner
 
 
 def _described(found: Inspection) -> dict[str, Any]:
     described = found.described
-    operators = [f"{name} ×{count}" for name, count in found.operators.most_common()]
-    drawn = [f"{node.op} {node.name}" for node in random_nodes(described)]
-    report: dict[str, Any] = {
+    drawn = [f"{node.op} {node.name}: from the seed" for node in random_nodes(described)]
+    counts = [f"{name} ×{count}" for name, count in found.operators.most_common()]
+    outside = [f"{name}, {len(one):,} bytes" for name, one in found.outside.items()]
+    return {
         "file": f"{found.name}, {len(found.data):,} bytes, SHA-256 {found.sha256}",
         "format": f"ONNX opset {described.opsets.get('', 0)}, of {described.producer or 'nobody'}",
         "inputs": [str(port) for port in described.inputs],
         "outputs": [str(port) for port in described.graph.outputs],
-        "operators": ", ".join(operators),
+        "operators": ", ".join(counts),
         "weights": f"{found.weights:,} bytes",
+        "other files": outside or "none",
         "states": [f"{one.input} ← {one.output}" for one in found.states] or "none",
-        "random": [f"{one}: drawn from the seed" for one in drawn] or "none",
+        "random": drawn or "none",
+        "loops": f"{found.loops}: only the time limit ends one" if found.loops else "none",
     }
-    if found.loops:
-        report["loops"] = f"{found.loops}; only the time limit ends one"
-    if found.outside:
-        report["beside it"] = [f"{name}, {len(one):,} bytes" for name, one in found.outside.items()]
-    return report
 
 
-def _measured(program: Program, given: list[str], rows: int, seed: int) -> dict[str, Any]:
+def _measured(program: ForeignProgram, given: list[str], rows: int, seed: int) -> dict[str, Any]:
     feed = _feed(program, given, seed)
     shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in feed.items())
-    trial = program.trial
-    assert trial is not None
-    report = {"load": f"{size(trial.memory)}, {trial.seconds:.2f} s"}
+    assert program.trial is not None
+    report = {"load": f"{size(program.trial.memory)}, {program.trial.seconds:.2f} s"}
     try:
-        bucket = program.warm(feed)
-        report["run"] = f"{bucket.nanoseconds / 1e6:.3f} ms for {shapes}"
-        verdict = program.prove(feed, rows)
+        report["run"] = f"{program.warm(feed) / 1e6:.3f} ms for {shapes}"
     except InvalidRequest as refused:
-        return report | {"run": f"{refused.message}; --input names better ones"}
-    timed = f" ({verdict.joined_ns / 1e6:.2f} ms of CPU, {verdict.alone_ns / 1e6:.2f} one by one)"
-    word = "together" if verdict.together else "one by one"
-    report[f"{rows} rows"] = f"{word}: {verdict.reason}{timed if verdict.alone_ns else ''}"
+        if given:
+            raise
+        return report | {"run": f"not with random inputs of size 1; name --input: {refused}"}
+    found = program.prove(feed, rows)
+    timed = f": {found.joined_ns / 1e6:.2f} ms of CPU, {found.alone_ns / 1e6:.2f} one by one"
+    words = "together" if found.together else "one by one"
+    report[f"{rows} rows"] = f"{words}, {found.reason}{timed if found.alone_ns else ''}"
     return report
 
 
-def _feed(program: Program, given: list[str], seed: int) -> dict[str, Any]:
+def _feed(program: ForeignProgram, given: list[str], seed: int) -> dict[str, Any]:
     """Make the inputs: those named on the command line, zeros for states, else random."""
     values = dict(one.partition("=")[::2] for one in given)
-    ports = {port.name: port for port in program.inputs}
+    ports = program.inputs
     for name, value in values.items():
         if name not in ports or not value:
-            raise InvalidRequest(
-                f"--input {name}={value:.80}{nearest(name, ports)}; allowed is name=VALUE, with a "
-                f"name of: {', '.join(ports)}",
-                param="input",
-            )
+            allowed = f"allowed is name=VALUE with a name of: {', '.join(ports)}"
+            wrong = f"--input {name:.80}={value:.80}{nearest(name, ports)}; {allowed}"
+            raise InvalidRequest(wrong, param="input")
     draw = np.random.default_rng(seed)
-    states = {one.input for one in program.states}
-    return {
-        name: _value(port, values.get(name, "zeros" if name in states else "random"), draw)
-        for name, port in ports.items()
-    }
+    made = dict.fromkeys(ports, "random") | {one.input: "zeros" for one in program.states}
+    return {name: _value(port, (made | values)[name], draw) for name, port in ports.items()}
 
 
 def _value(port: Port, text: str, draw: np.random.Generator) -> Any:
-    assert port.type is not None
     if text.startswith("@"):
         return _stored(Path(text[1:]))
-    made = _SHAPE.fullmatch(text)
+    made = _MADE.fullmatch(text)
     if made is None:
         try:
             return np.array(any_json(text), port.type)
         except (Undecodable, ValueError, OverflowError, TypeError):
-            raise InvalidRequest(
-                f"--input {port.name}={text:.80}: allowed are @FILE.npy, a JSON number or list of "
-                f"{port.type}, random, zeros, each with :SHAPE",
-                param="input",
-            ) from None
+            allowed = f"@FILE.npy, a JSON number or list of {port.type}, random or zeros [:SHAPE]"
+            wrong = f"--input {port.name:.80}={text:.80}; allowed are {allowed}"
+            raise InvalidRequest(wrong, param="input") from None
     shape = [dim if isinstance(dim, int) else 1 for dim in port.dims or ()]
-    if made[2]:
-        shape = [int(one) for one in made[2].split("x")]
-    count = 1
-    for dim in shape:
-        count *= dim
-    if count * np.dtype(port.type).itemsize > MOST_INPUT:
-        raise InvalidRequest(f"--input {port.name}={text:.80} has more than {size(MOST_INPUT)}")
+    shape = [int(one) for one in made[2].split("x")] if made[2] else shape
+    kind = np.dtype(port.type)
+    if prod(shape) * 8 > MOST_INPUT:
+        raise InvalidRequest(f"--input {port.name:.80}={text:.80} has more than {size(MOST_INPUT)}")
     if made[1] == "zeros":
-        return np.zeros(shape, port.type)
-    if port.type.startswith("float"):
-        return draw.standard_normal(shape).astype(port.type)
-    return draw.integers(0, 2, shape).astype(port.type)
+        return np.zeros(shape, kind)
+    if kind.kind == "f":
+        return draw.standard_normal(shape).astype(kind)
+    return draw.integers(0, 2, shape).astype(kind)
 
 
 def _stored(path: Path) -> Any:
@@ -239,10 +224,10 @@ def _stored(path: Path) -> Any:
         raise InvalidRequest(f"{path} is no .npy file: {reason:.200}", param="input") from error
 
 
-def _shown(value: Any) -> Mapping[str, Any]:
-    """Return an output as JSON; numbers that are none in JSON as text."""
+def _shown(value: Any) -> dict[str, Any]:
+    """Return an output as JSON; numbers that JSON has not as text."""
     found: dict[str, Any] = {"datatype": str(value.dtype), "shape": list(value.shape)}
-    if value.size > _MOST_SHOWN:
+    if value.size > MOST_SHOWN:
         return found | {"left out": f"{value.size:,} elements; --output FILE.npz has them"}
     flat = value.reshape(-1).tolist()
     return found | {"data": [one if np.isfinite(one) else str(one) for one in flat]}

@@ -55,6 +55,9 @@ class ReferenceOperators:
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         return None
 
+    def compile_kernels(self, plain: CallByCall, limits: StepLimits) -> None:
+        """There are none to compile."""
+
     def planner(self, cache: KvCache, drafts: int = 0) -> Planner | None:
         return None
 
@@ -229,6 +232,10 @@ class ReferenceOperators:
             part = part if share is None else share.result(expert, part, width)
             out[token] += part if inside else part * factor
         return out
+
+    def scatter(self, x: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        x[places] = rows.to(x)
+        return x
 
     def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return x if len(rows) == len(x) else x[rows]

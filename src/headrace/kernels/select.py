@@ -43,6 +43,7 @@ class ComposedOperators:
 
         self.drawing = of("linear").drawing
         self.embed, self.select, self.add = of("embed").embed, of("select").select, of("add").add
+        self.scatter = of("embed").scatter
         self.rms_norm, self.layer_norm = of("norm").rms_norm, of("norm").layer_norm
         self.add_rms_norm = of("norm").add_rms_norm
         self.linear, self.logits = of("linear").linear, of("linear").logits
@@ -68,6 +69,10 @@ class ComposedOperators:
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         return None if self._single is None else self._single.compile(plain, limits)
+
+    def compile_kernels(self, plain: CallByCall, limits: StepLimits) -> None:
+        for provider in {id(each): each for each in self.providers.values()}.values():
+            provider.compile_kernels(plain, limits)
 
     def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:
         return 0 if self._single is None else self._single.graph_bytes(plain, limits)

@@ -89,8 +89,8 @@ def open_local(path: Path, name: str, licence: str | None = None) -> ModelFiles:
 
 def _unknown(name: str) -> ModelNotFound:
     return ModelNotFound(
-        f"no model {name!r:.200}{nearest(name.lower().replace(':', '-'), CATALOG)}; a model is a "
-        "catalog name (headrace models lists them), a folder in Hugging Face layout, a .gguf file, "
-        "or a hub id such as org/name or org/name:q4_k_m",
+        f"no model {name!r:.200}; a model is a catalog name (headrace models lists them), a folder "
+        "in Hugging Face layout, a .gguf file, or a hub id such as org/name or org/name:q4_k_m"
+        f"{nearest(name.lower().replace(':', '-'), CATALOG)}",
         param="model",
     )

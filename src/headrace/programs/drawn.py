@@ -16,15 +16,18 @@ import numpy.typing as npt
 
 from ..base.errors import UnsupportedModel
 from ..kernels.draws import numbers, streams
-from .inspection import RANDOM
-from .onnx import TYPES, Description, Node
+from .inspection import DRAWN, RANDOM
+from .onnx import MOST_FIELDS, Call, OnnxModel
 from .wire import Walk, encoded, spans
 
 _FLOAT, _INT64 = 1, 7
 _REAL = {1: "float32", 10: "float16", 11: "float64"}
-_PREFIX = "headrace.draw"
+_CUT = """Shape like shape, Size like needed, Size row length, Range zero needed one range,
+Mod range length places, Gather row places flat, Reshape flat shape result"""
+"""Nodes that cut a row to the shape of `like`: operator, inputs, output. A row that is too short is
+repeated, so that the run ends and tells the number needed."""
 CUT_OPSET = 11
-"""First opset with all operators that cut a row to a shape."""
+"""First opset with all of them."""
 FIRST = 4096
 """Draws of a node of unknown shape in the first run."""
 
@@ -34,7 +37,7 @@ class Drawn:
     """An input that replaces a random node."""
 
     input: str
-    op: str
+    normal: bool
     type: str
     dims: tuple[int, ...] | None
     """None: a row, cut in the program."""
@@ -42,13 +45,13 @@ class Drawn:
     """Output with the number of draws that the run used, if `dims` is None."""
     low: float
     high: float
-    """Bounds of a uniform distribution, or mean and deviation of a normal one."""
+    """Mean and deviation if it is `normal`, else bounds of a uniform distribution."""
 
     def values(self, seed: int, at: int, count: int) -> npt.NDArray[np.generic]:
         """Return the draws of this node, the `at`-th: of its shape, or a row of `count`."""
         count = count if self.dims is None else prod(self.dims)
         stream = streams(np.array([seed], np.uint64), np.array([at], np.int64))
-        if not self.op.startswith("RandomNormal"):
+        if not self.normal:
             found = self.low + (self.high - self.low) * numbers(stream, np.arange(count))
         else:  # Box and Muller, 1958.
             uniform = numbers(stream, np.arange(2 * count))
@@ -57,63 +60,56 @@ class Drawn:
         return found.astype(self.type).reshape(self.dims or (-1 if self.dims is None else ()))
 
 
-def random_nodes(described: Description) -> list[Node]:
+def random_nodes(described: OnnxModel) -> list[Call]:
     """Return the nodes that draw. Raises `UnsupportedModel` for one that no input can replace."""
     top = [node for node in described.graph.nodes if node.op in RANDOM and not node.domain]
-    for node in described.nodes():
-        if node.op in RANDOM and not node.domain:
-            if node.op == "Multinomial" or not any(node is one for one in top):
-                where = "" if node.op == "Multinomial" else ", inside a branch, loop or function"
-                raise _refused(node, f"{where}; allowed: the others in the main graph")
-            if node.op not in ("RandomNormal", "RandomUniform"):
-                opset = described.opsets.get("", 0)
-                if opset < CUT_OPSET:
-                    raise _refused(node, f" in opset {opset}; allowed: {CUT_OPSET} and later")
-            kept = node.attributes.get("dtype")
-            if kept and kept.integer not in (TYPES if node.op == "Bernoulli" else _REAL):
-                raise _refused(node, f" of type {kept.integer}; allowed: floats")
+    opset = described.opsets.get("", 0)
+    for node in described.nodes:
         mode = node.inputs[2] if node.op == "Dropout" and len(node.inputs) > 2 else ""
-        if mode and _value(described, mode) is not False:
+        if mode and not _stored_false(described, mode):
             raise _refused(node, " in training mode; export the model for inference")
+        if node.op not in RANDOM or node.domain:
+            continue
+        if node.op not in DRAWN:
+            raise _refused(node, f"; allowed: {', '.join(DRAWN)}")
+        if not any(node is one for one in top):
+            raise _refused(node, " inside a branch, loop or function; allowed: the main graph")
+        if node.op.endswith("Like") and opset < CUT_OPSET:
+            raise _refused(node, f" in opset {opset}; allowed: {CUT_OPSET} and later")
+        if "dtype" in node.attributes and node.attributes["dtype"].integer not in _REAL:
+            raise _refused(node, " of no float type")
     return top
 
 
-def _refused(node: Node, why: str) -> UnsupportedModel:
+def _refused(node: Call, why: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"operator {node.op} {node.name[:60]!r} draws numbers that no seed reaches{why}"
     )
 
 
-def _value(described: Description, name: str) -> bool | None:
-    """Return a stored boolean; None if it is computed."""
-    for graph in described.graphs():
-        tensors = [tensor for tensor in graph.tensors if tensor.name == name]
-        for node in graph.nodes:
-            if node.op == "Constant" and name in node.outputs:
-                tensors += [one for each in node.attributes.values() for one in each.tensors]
-        for tensor in tensors:
-            if tensor.type == "bool" and len(tensor.raw) == 1:
-                return bool(tensor.raw[0])
-    return None
+def _stored_false(described: OnnxModel, name: str) -> bool:
+    """Whether a value is stored, and false."""
+    found = [tensor for tensor in described.tensors if tensor.name == name]
+    for node in described.nodes:
+        if node.op == "Constant" and name in node.outputs:
+            found += [one for each in node.attributes.values() for one in each.tensors]
+    return [bytes(tensor.raw) for tensor in found] == [b"\0"]
 
 
-def rewritten(data: bytes, described: Description) -> tuple[bytes, tuple[Drawn, ...]]:
+def rewritten(data: bytes, described: OnnxModel) -> tuple[bytes, tuple[Drawn, ...]]:
     """Return a file without random nodes, and the inputs in their places. Raises as
     `random_nodes`."""
     nodes = random_nodes(described)
     if not nodes:
         return data, ()
-    walk = Walk(1_000_000, 8)
-    view = memoryview(data)
-    (graph, start, end) = next(
-        (value, start, end) for number, _, value, start, end in spans(view, walk) if number == 7
-    )
+    view, walk = memoryview(data), Walk(2 * MOST_FIELDS)
+    graph, start, end = next(found[1:] for found in spans(view, walk) if found[0] == 7)
     assert isinstance(graph, memoryview)
     drawn: list[Drawn] = []
     out: list[bytes | memoryview] = []
     ports: list[bytes] = []
     place = -1
-    for number, _, _, first, last in spans(graph, walk):
+    for number, _, first, last in spans(graph, walk):
         place += number == 1
         node = described.graph.nodes[place] if number == 1 else None
         if node is None or not any(node is one for one in nodes):
@@ -127,65 +123,35 @@ def rewritten(data: bytes, described: Description) -> tuple[bytes, tuple[Drawn, 
     return b"".join([view[:start], encoded([(7, inner)]), view[end:]]), tuple(drawn)
 
 
-def _replaced(node: Node, at: int) -> tuple[Drawn, list[bytes], list[bytes]]:
+def _replaced(node: Call, at: int) -> tuple[Drawn, list[bytes], list[bytes]]:
     """Return a node's replacement: its input, nodes of the graph, and ports of the graph."""
-    attributes = node.attributes
-    kept = attributes.get("dtype")
-    code = kept.integer if kept is not None and kept.integer in _REAL else _FLOAT
-    if node.op.startswith("RandomNormal"):
-        names, default = ("mean", "scale"), (0.0, 1.0)
-    else:
-        names, default = ("low", "high"), (0.0, 1.0)
+    attributes, normal = node.attributes, node.op.startswith("RandomNormal")
+    code = attributes["dtype"].integer if "dtype" in attributes else _FLOAT
+    ends = [attributes.get(name) for name in (("mean", "scale") if normal else ("low", "high"))]
     low, high = (
-        attributes[name].real if name in attributes else value
-        for name, value in zip(names, default, strict=True)
+        default if one is None else one.real for one, default in zip(ends, (0.0, 1.0), strict=True)
     )
-    if node.op in ("RandomNormal", "RandomUniform"):
+    row, result = f"headrace.draw.{at}", node.outputs[0]
+    if not node.op.endswith("Like"):
         shape = attributes["shape"].integers if "shape" in attributes else ()
-        drawn = Drawn(node.outputs[0], node.op, _REAL[code], shape, None, low, high)
-        return drawn, [], [encoded([(11, _port(drawn.input, code, shape))])]
-    code = _FLOAT if node.op == "Bernoulli" else code
-    row, used = f"{_PREFIX}.{at}", f"{_PREFIX}.{at}.needed"
-    drawn = Drawn(row, node.op, _REAL[code], None, used, low, high)
-
-    def inner(name: str) -> str:
-        return f"{row}.{name}"
-
-    like, result = node.inputs[0], node.outputs[0]
-    uniform = inner("uniform") if node.op == "Bernoulli" else result
-    nodes = [
-        _node("Shape", [like], inner("shape")),
-        _node("Size", [like], used),
-        _node("Size", [row], inner("length")),
-        _constant(0, inner("zero")),
-        _constant(1, inner("one")),
-        _node("Range", [inner("zero"), used, inner("one")], inner("range")),
-        # A row that is too short is repeated, so that the run ends and tells the number needed.
-        _node("Mod", [inner("range"), inner("length")], inner("places")),
-        _node("Gather", [row, inner("places")], inner("flat")),
-        _node("Reshape", [inner("flat"), inner("shape")], uniform),
-    ]
-    if node.op == "Bernoulli":
-        target = kept.integer if kept is not None else _FLOAT
-        nodes += [
-            _node("Cast", [like], inner("odds"), to=_FLOAT),
-            _node("Less", [uniform, inner("odds")], inner("drawn")),
-            _node("Cast", [inner("drawn")], result, to=target),
-        ]
-    ports = [
-        encoded([(11, _port(row, code, (f"{row}.count",)))]),
-        encoded([(12, _port(used, _INT64, ()))]),
-    ]
-    return drawn, nodes, ports
+        drawn = Drawn(row, normal, _REAL[code], shape, None, low, high)
+        return drawn, [_node("Identity", [row], result)], [encoded([(11, _port(row, code, shape))])]
+    names = {"like": node.inputs[0], "row": row, "result": result}
+    nodes = [_constant(value, f"{row}.{name}") for value, name in enumerate(("zero", "one"))]
+    for line in _CUT.split(","):
+        op, *inputs, output = line.split()
+        *given, made = (names.get(one, f"{row}.{one}") for one in (*inputs, output))
+        nodes.append(_node(op, given, made))
+    used = f"{row}.needed"
+    inner, outer = _port(row, code, (f"{row}.count",)), _port(used, _INT64, ())
+    drawn = Drawn(row, normal, _REAL[code], None, used, low, high)
+    return drawn, nodes, [encoded([(11, inner)]), encoded([(12, outer)])]
 
 
-def _node(op: str, inputs: list[str], output: str, **numbers: int) -> bytes:
-    fields: list[tuple[int, int | bytes]] = [(1, one.encode()) for one in inputs]
-    fields += [(2, output.encode()), (3, output.encode()), (4, op.encode())]
-    fields += [
-        (5, encoded([(1, name.encode()), (3, value), (20, 2)])) for name, value in numbers.items()
-    ]
-    return encoded([(1, encoded(fields))])
+def _node(op: str, inputs: list[str], output: str) -> bytes:
+    ends = [(1, one.encode()) for one in inputs]
+    named = [(2, output.encode()), (3, output.encode()), (4, op.encode())]
+    return encoded([(1, encoded([*ends, *named]))])
 
 
 def _constant(value: int, output: str) -> bytes:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..base.errors import InvalidRequest, ModelFileError
-from .onnx import Tensor
+from .onnx import OnnxTensor
 
 MOST_BYTES = 2**31 - 1
 """Largest protobuf message that libraries read."""
@@ -25,14 +25,14 @@ _KINDS = (
     (4, b"TFL3", "a TensorFlow Lite file"),
     (0, b"GGUF", "a language model: `headrace serve`"),
 )
-_INSTEAD = "; a program is an ONNX file or a torch.export archive (.pt2)"
+_ONLY = os.O_RDONLY | os.O_CLOEXEC
 
 
 def read(path: Path, most: int = MOST_BYTES) -> bytes:
     """Read a regular file. Raises `InvalidRequest` if it cannot be, `ModelFileError` if it is too
     large."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = os.open(path, _ONLY | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidRequest(f"{path} cannot be read: {reason}", param="file") from error
@@ -50,32 +50,29 @@ def _read(handle: int, name: str, most: int) -> bytes:
         return file.read(most)
 
 
-def outside(folder: Path, location: str, most: int) -> bytes:
-    """Read the data file that tensors name, below `folder`. Raises `ModelFileError`."""
+def _outside(folder: Path, location: str, most: int) -> bytes:
+    """Read a data file below `folder`. Raises `ModelFileError`."""
     parts = location.split("/")
-    if not location or location.startswith("/") or {"", ".", ".."} & set(parts) or "\0" in location:
+    if not location or {"", ".", ".."} & set(parts) or "\0" in location:
         raise ModelFileError(
             f"external data {location!r:.120}: allowed is a relative path below the model's folder"
         )
-    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    at = os.open(folder, _ONLY | os.O_DIRECTORY)
     try:
         for part in parts[:-1]:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            inner = os.open(part, flags, dir_fd=at)
+            inner = os.open(part, _ONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
             os.close(at)
             at = inner
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        return _read(os.open(parts[-1], flags, dir_fd=at), location, most)
+        file = os.open(parts[-1], _ONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
     except OSError as error:
-        raise ModelFileError(
-            f"external data {location!r:.120} cannot be read: {error.strerror}; links are not "
-            "followed"
-        ) from error
+        reason = f"cannot be read: {error.strerror}; links are not followed"
+        raise ModelFileError(f"external data {location!r:.120} {reason}") from error
     finally:
         os.close(at)
+    return _read(file, location, most)
 
 
-def gathered(folder: Path | None, tensors: Sequence[Tensor], most: int) -> dict[str, bytes]:
+def gathered(folder: Path | None, tensors: Sequence[OnnxTensor], most: int) -> dict[str, bytes]:
     """Read all outside data, each file once. Raises `ModelFileError`."""
     found: dict[str, bytes] = {}
     for tensor in tensors:
@@ -85,31 +82,29 @@ def gathered(folder: Path | None, tensors: Sequence[Tensor], most: int) -> dict[
         if folder is None:
             raise ModelFileError(f"tensor {tensor.name:.80} is in {location:.80}, which is absent")
         if location not in found:
-            found[location] = outside(folder, location, most)
+            found[location] = _outside(folder, location, most)
             most -= len(found[location])
-        if tensor.offset + tensor.bytes > len(found[location]):
-            raise ModelFileError(
-                f"tensor {tensor.name:.80} ends at byte {tensor.offset + tensor.bytes:,} of "
-                f"{location:.80}, which has {len(found[location]):,}"
-            )
+        end, size = tensor.offset + tensor.bytes, len(found[location])
+        if end > size:
+            held = f"{location:.80}, which has {size:,}"
+            raise ModelFileError(f"tensor {tensor.name:.80} ends at byte {end:,} of {held}")
     return found
 
 
-def kind(data: bytes, name: str) -> str:
-    """Tell `onnx` from `exported`. Raises `ModelFileError` for TorchScript, pickles and others."""
-    for at, mark, what in _KINDS:
-        if data[at : at + len(mark)] == mark:
-            raise ModelFileError(f"{name} is {what}, and is not loaded{_INSTEAD}")
-    if not data.startswith(b"PK\x03\x04"):
-        return "onnx"
-    members: list[str] = []
-    with suppress(zipfile.BadZipFile, ValueError, NotImplementedError):
-        members = zipfile.ZipFile(io.BytesIO(data)).namelist()
-    inner = {member.partition("/")[2] for member in members}
-    if "constants.pkl" in inner or any(member.startswith("code/") for member in inner):
-        raise ModelFileError(f"{name} is TorchScript, and is not loaded: its pickles run{_INSTEAD}")
-    if "archive_format" in inner:
-        return "exported"
-    if any(member.endswith(".pkl") for member in members):
-        raise ModelFileError(f"{name} is a pickle of PyTorch, and is not loaded{_INSTEAD}")
-    raise ModelFileError(f"{name} is an archive of another kind{_INSTEAD}")
+def only_onnx(data: bytes, name: str) -> None:
+    """Raise `ModelFileError` that names TorchScript, a pickle, or another known format."""
+    found = [what for at, mark, what in _KINDS if data[at : at + len(mark)] == mark]
+    if data.startswith(b"PK\x03\x04"):
+        members: list[str] = []
+        with suppress(zipfile.BadZipFile, ValueError, NotImplementedError):
+            members = zipfile.ZipFile(io.BytesIO(data)).namelist()
+        inner = {member.partition("/")[2] for member in members}
+        if "constants.pkl" in inner:
+            found = ["TorchScript, whose pickles run code"]
+        elif "archive_format" in inner:
+            found = ["a torch.export archive"]
+        else:
+            pickled = any(member.endswith(".pkl") for member in members)
+            found = ["a pickle of PyTorch" if pickled else "an archive of another kind"]
+    if found:
+        raise ModelFileError(f"{name} is {found[0]}, and is not loaded; a program is an ONNX file")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .inspection import State
+from .inspection import StateTensor
 from .onnx import Port
 
 Array = npt.NDArray[Any]
@@ -17,19 +17,7 @@ Feed = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether rows of one shape may go together."""
-
-    count: int
-    together: bool
-    reason: str
-    alone_ns: int = 0
-    """Nanoseconds of the rows one by one, and of all at once; 0 if the bits already differ."""
-    joined_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
+class RowAxes:
     """Dimension of each input and output that counts rows; None for what rows must share."""
 
     inputs: dict[str, int | None]
@@ -37,38 +25,32 @@ class Rows:
 
     @classmethod
     def of(
-        cls, inputs: Sequence[Port], outputs: Sequence[Port], states: Sequence[State]
-    ) -> Rows | str:
+        cls, inputs: Sequence[Port], outputs: Sequence[Port], states: Sequence[StateTensor]
+    ) -> RowAxes | str:
         """Find the dimensions: of a state the free one, else the first if it is free."""
-        kept = {one.input: one.axis for one in states} | {one.output: one.axis for one in states}
+        kept = {name: one.axis for one in states for name in (one.input, one.output)}
 
         def axis(port: Port) -> int | None:
-            if port.name in kept:
-                return kept[port.name]
-            return 0 if port.dims and not isinstance(port.dims[0], int) else None
+            first = port.dims[0] if port.dims else 1
+            return kept.get(port.name, None if isinstance(first, int) else 0)
 
-        taken = {port.name: axis(port) for port in inputs}
-        given = {port.name: axis(port) for port in outputs}
+        taken, given = ({port.name: axis(port) for port in ports} for ports in (inputs, outputs))
         if all(one is None for one in taken.values()):
             return "every input has a fixed first dimension: one row"
-        found: dict[str, int] = {}
         for name, at in given.items():
             if at is None:
                 return f"output {name} has no dimension that counts rows"
-            found[name] = at
-        return cls(taken, found)
+        return cls(taken, {name: at for name, at in given.items() if at is not None})
 
     def shared_alike(self, feeds: Sequence[Feed]) -> bool:
         """Whether the inputs without rows are equal bit for bit."""
+        shared = [name for name, axis in self.inputs.items() if axis is None]
         return all(
-            feed[name].tobytes() == feeds[0][name].tobytes()
-            for name, axis in self.inputs.items()
-            if axis is None
-            for feed in feeds[1:]
+            one[name].tobytes() == feeds[0][name].tobytes() for name in shared for one in feeds
         )
 
 
-def join(feeds: Sequence[Feed], rows: Rows) -> dict[str, Array]:
+def join(feeds: Sequence[Feed], rows: RowAxes) -> dict[str, Array]:
     """Put rows behind each other; inputs without rows are the first one's."""
     return {
         name: feeds[0][name] if axis is None else np.concatenate([one[name] for one in feeds], axis)
@@ -76,7 +58,7 @@ def join(feeds: Sequence[Feed], rows: Rows) -> dict[str, Array]:
     }
 
 
-def split(outputs: Feed, rows: Rows, count: int) -> list[dict[str, Array]] | str:
+def split(outputs: Feed, rows: RowAxes, count: int) -> list[dict[str, Array]] | str:
     """Take outputs apart, or tell why they cannot be."""
     parts: list[dict[str, Array]] = [{} for _ in range(count)]
     for name, value in outputs.items():
@@ -88,13 +70,25 @@ def split(outputs: Feed, rows: Rows, count: int) -> list[dict[str, Array]] | str
     return parts
 
 
-def varied(inputs: Feed, rows: Rows, seed: int) -> dict[str, Array]:
+def varied(inputs: Feed, rows: RowAxes, seed: int) -> dict[str, Array]:
     """Return inputs of the same form with the sample's own values in another order; seed 0: as
     they are."""
     draw = np.random.default_rng(seed)
-    return {
-        name: draw.permuted(value.reshape(-1)).reshape(value.shape)
-        if seed and rows.inputs[name] is not None
-        else value
-        for name, value in inputs.items()
+    moved = [name for name, axis in rows.inputs.items() if seed and axis is not None]
+    others = {
+        name: draw.permuted(inputs[name].ravel()).reshape(inputs[name].shape) for name in moved
     }
+    return {**inputs, **others}
+
+
+def differs(alone: Feed, together: Feed) -> str:
+    """Name the output whose bits differ, and by how much; empty if none does."""
+    for name, value in alone.items():
+        other = together[name]
+        if value.shape != other.shape:
+            return f"output {name} is {list(other.shape)} instead of {list(value.shape)}"
+        if value.tobytes() != other.tobytes():
+            with np.errstate(invalid="ignore"):
+                most = np.abs(value.astype(np.float64) - other.astype(np.float64)).max()
+            return f"output {name} differs by {most:.1e}"
+    return ""

@@ -1,8 +1,8 @@
 """Bounded reading and writing of protobuf messages, without a schema and without copies.
 
-A file that nobody vouches for is walked here before a library sees it. The number of fields and
-the depth of messages are bounded. What libraries read differently is refused: groups, varints
-longer than ten bytes, a message that occurs twice where one is allowed.
+A file that nobody vouches for is walked here before a library sees it. The number of fields is
+bounded. What libraries read differently is refused: groups, numbers of more than ten bytes, a
+message that occurs twice where one is allowed.
 """
 
 from __future__ import annotations
@@ -12,33 +12,24 @@ from collections.abc import Iterable, Iterator
 from ..base.errors import ModelFileError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-_SIGN = 1 << 63
 Value = int | memoryview
-Fields = dict[int, list[Value]]
 
 
 class Walk:
     """The allowance of one file: fields that may still be read."""
 
-    def __init__(self, fields: int, depth: int) -> None:
-        self.left = fields
-        self.depth = depth
-        self._most = fields
+    def __init__(self, fields: int) -> None:
+        self.left = self.most = fields
 
     def spend(self) -> None:
         """Count a field. Raises `ModelFileError` after the last allowed one."""
         self.left -= 1
         if self.left < 0:
-            raise ModelFileError(f"the file has more than {self._most:,} protobuf fields")
-
-    def within(self, depth: int, what: str) -> None:
-        """Raise `ModelFileError` if messages are nested deeper than allowed."""
-        if depth > self.depth:
-            raise ModelFileError(f"{what} is nested more than {self.depth} deep")
+            raise ModelFileError(f"the file has more than {self.most:,} protobuf fields")
 
 
-def spans(view: memoryview, walk: Walk) -> Iterator[tuple[int, int, Value, int, int]]:
-    """Yield (number, wire type, value, start, end) of each field; fixed values as bytes."""
+def spans(view: memoryview, walk: Walk) -> Iterator[tuple[int, Value, int, int]]:
+    """Yield (number, value, start, end) of each field; fixed values as bytes."""
     at, size = 0, len(view)
     while at < size:
         walk.spend()
@@ -49,7 +40,7 @@ def spans(view: memoryview, walk: Walk) -> Iterator[tuple[int, int, Value, int, 
             raise ModelFileError(f"protobuf: field number {number} at byte {start}")
         if kind == VARINT:
             value, at = _varint(view, at)
-            yield number, kind, value, start, at
+            yield number, value, start, at
             continue
         if kind == BYTES:
             length, at = _varint(view, at)
@@ -61,7 +52,7 @@ def spans(view: memoryview, walk: Walk) -> Iterator[tuple[int, int, Value, int, 
             raise ModelFileError(
                 f"protobuf: a field of {length:,} bytes at byte {start}, {size - at:,} are there"
             )
-        yield number, kind, view[at : at + length], start, at + length
+        yield number, view[at : at + length], start, at + length
         at += length
 
 
@@ -76,67 +67,64 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
     raise ModelFileError(f"protobuf: a number without an end at byte {at}")
 
 
-def fields_of(view: memoryview, walk: Walk) -> Fields:
-    """Return the values of a message by field number, in order."""
-    found: Fields = {}
-    for number, _, value, _, _ in spans(view, walk):
-        found.setdefault(number, []).append(value)
-    return found
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
 
 
-def message(fields: Fields, number: int, what: str) -> memoryview | None:
-    """Return the only message in a field. Libraries would merge a second one."""
-    values = fields.get(number, ())
-    if len(values) > 1:
-        raise ModelFileError(f"{what} occurs {len(values)} times, at most once is allowed")
-    return messages(fields, number, what)[0] if values else None
+class WireFields:
+    """A message: its values by field number, in order. `what` names a field in errors."""
 
+    def __init__(self, view: memoryview, walk: Walk) -> None:
+        self.walk = walk
+        self.fields: dict[int, list[Value]] = {}
+        for number, value, _, _ in spans(view, walk):
+            self.fields.setdefault(number, []).append(value)
 
-def messages(fields: Fields, number: int, what: str) -> list[memoryview]:
-    """Return the messages or byte strings of a repeated field."""
-    values = fields.get(number, [])
-    if any(isinstance(value, int) for value in values):
-        raise ModelFileError(f"{what} is a number where bytes are due")
-    return values  # type: ignore[return-value]
+    def bytes(self, at: int, what: str) -> list[memoryview]:
+        """Return the byte strings of a repeated field."""
+        values = self.fields.get(at, [])
+        if any(isinstance(value, int) for value in values):
+            raise ModelFileError(f"{what} is a number where bytes are due")
+        return values  # type: ignore[return-value]
 
+    def all(self, at: int, what: str) -> list[WireFields]:
+        """Return the messages of a repeated field."""
+        return [WireFields(one, self.walk) for one in self.bytes(at, what)]
 
-def text(fields: Fields, number: int, what: str) -> str:
-    """Return a text: the last one, or empty."""
-    return (texts(fields, number, what) or [""])[-1]
+    def one(self, at: int, what: str) -> WireFields | None:
+        """Return the only message of a field. Libraries would merge a second one."""
+        if len(self.fields.get(at, ())) > 1:
+            raise ModelFileError(f"{what} occurs {len(self.fields[at])} times, allowed is once")
+        return next(iter(self.all(at, what)), None)
 
+    def texts(self, at: int, what: str) -> list[str]:
+        try:
+            return [str(value, "utf-8") for value in self.bytes(at, what)]
+        except UnicodeDecodeError:
+            raise ModelFileError(f"{what} is not UTF-8") from None
 
-def texts(fields: Fields, number: int, what: str) -> list[str]:
-    """Return the texts of a repeated field."""
-    try:
-        return [str(value, "utf-8") for value in messages(fields, number, what)]
-    except UnicodeDecodeError:
-        raise ModelFileError(f"{what} is not UTF-8") from None
+    def text(self, at: int, what: str) -> str:
+        """Return the last text of a field, or an empty one."""
+        return (self.texts(at, what) or [""])[-1]
 
+    def number(self, at: int, what: str) -> int:
+        """Return the last number of a field, signed, or 0."""
+        value = self.fields.get(at, [0])[-1]
+        if not isinstance(value, int):
+            raise ModelFileError(f"{what} is bytes where a number is due")
+        return _signed(value)
 
-def number(fields: Fields, at: int, what: str, default: int = 0) -> int:
-    """Return a signed number: the last one."""
-    values = fields.get(at)
-    if not values:
-        return default
-    value = values[-1]
-    if not isinstance(value, int):
-        raise ModelFileError(f"{what} is bytes where a number is due")
-    return value - (1 << 64) if value & _SIGN else value
-
-
-def numbers(fields: Fields, at: int, walk: Walk) -> list[int]:
-    """Return signed numbers of a repeated field, packed or one by one."""
-    found: list[int] = []
-    for value in fields.get(at, ()):
-        if isinstance(value, int):
-            found.append(value)
-            continue
-        place = 0
-        while place < len(value):
-            walk.spend()
-            one, place = _varint(value, place)
-            found.append(one)
-    return [value - (1 << 64) if value & _SIGN else value for value in found]
+    def numbers(self, at: int) -> list[int]:
+        """Return signed numbers of a repeated field, packed or one by one."""
+        found: list[int] = []
+        for value in self.fields.get(at, ()):
+            place = 0
+            while not isinstance(value, int) and place < len(value):
+                self.walk.spend()
+                one, place = _varint(value, place)
+                found.append(_signed(one))
+            found += [_signed(value)] if isinstance(value, int) else []
+        return found
 
 
 def encoded(fields: Iterable[tuple[int, int | bytes]]) -> bytes:
@@ -155,5 +143,4 @@ def _number(value: int) -> bytes:
     while value > 127:
         out.append(value & 127 | 128)
         value >>= 7
-    out.append(value)
-    return bytes(out)
+    return bytes([*out, value])

@@ -75,6 +75,9 @@ class CpuOperators:
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         return compile_program(self, plain, limits)
 
+    def compile_kernels(self, plain: CallByCall, limits: StepLimits) -> None:
+        """The library has them."""
+
     def planner(self, cache: KvCache, drafts: int = 0) -> Planner | None:
         return None
 
@@ -261,6 +264,13 @@ class CpuOperators:
             made.insert(2 if deal is None else 3, met)
         self._run([*ops, *made], HrStep(n=rows))
         return y
+
+    def scatter(self, x: Array, rows: Array, places: Array) -> Array:
+        rows, places = in_order(rows), in_order(places)
+        code, op = emit.scatter(matrix(x), x.shape[1])
+        emit.fill_scatter(op, rows, places)
+        self._run([(code, op)], HrStep())
+        return x
 
     def select(self, x: Array, rows: Array) -> Array:
         return x if len(rows) == len(x) else x[rows]

@@ -49,7 +49,7 @@ function say(role, content, more = {}) {
   const { turn, body } = addTurn("user", role === "tool" ? "Tool" : "You");
   const { text, files: attached } = files.split(content);
   body.append(...attached.map((file) => (file.part.type === "text"
-    ? make("details", { class: "file" }, make("summary", {}, `${file.name} · ${files.size(file.text.length)}`), make("pre", { tabindex: "0" }, file.text))
+    ? make("details", { class: "file" }, make("summary", {}, `${file.name} · ${files.size(new Blob([file.text]).size)}`), make("pre", { tabindex: "0" }, file.text))
     : make("p", { class: "file" }, file.name))), text);
   const entry = { message: { role, content, ...more }, turn };
   history.push(entry);

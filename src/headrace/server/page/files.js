@@ -101,13 +101,17 @@ export function clear() {
 
 export const any = () => waiting.length > 0;
 
-const nameOf = (part) => (part.type === "input_audio" ? "Sound" : /^File: ([^\n]*)\n\n`{3}/.exec(part.text ?? "")?.[1]);
+/** {name, text, part} of a file in a message. */
+function file(part) {
+  if (part.type === "input_audio") return { name: "Sound", text: "", part };
+  const [, name = "Text", , text = part.text ?? ""] = /^File: ([^\n]*)\n\n(`{3,})[^\n]*\n([^]*)\n\2$/.exec(part.text ?? "") ?? [];
+  return { name, text, part };
+}
 
 /** {text, files}: what was typed in a message, and its files as {name, text, part}. */
 export function split(content) {
   if (!Array.isArray(content)) return { text: String(content ?? ""), files: [] };
-  const files = content.slice(0, -1).map((part) => ({ name: nameOf(part) ?? "Text", text: part.text ?? "", part }));
-  return { text: content.at(-1)?.text ?? "", files };
+  return { text: content.at(-1)?.text ?? "", files: content.slice(0, -1).map(file) };
 }
 
 /** Put the files of a message back, to be sent again. */
