@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from ...base.graph import AttentionSpec, LatentSpec, Role, RouteSpec
-from ...base.recurrent import ConvSpec, DeltaSpec, SsmSpec
+from ...base.recurrent import DeltaSpec, SsmSpec
 from ..arrays import tensor
 from ..attention_lists import plan_step
 from ..attention_plan import PER_MULTIPROCESSOR, Planner
@@ -186,20 +186,8 @@ class TritonOperators(ReferenceOperators):
     def scatter(self, x: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         return scattering.scatter(x, rows, places)
 
-    def rms_norm(
-        self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
-    ) -> torch.Tensor:
-        return norm.rms_norm(x, weight, eps, offset)
-
-    def add_rms_norm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        offset: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return norm.add_rms_norm(x, residual, weight, eps, offset)
+    rms_norm = staticmethod(norm.rms_norm)
+    add_rms_norm = staticmethod(norm.add_rms_norm)
 
     def plan_product(self, weight: Weight, rows: int) -> Way:
         """Return how `linear` of this weight with this many rows is computed: see
@@ -333,17 +321,7 @@ class TritonOperators(ReferenceOperators):
         table, few = self._experts.find(unpacking), self.deterministic or len(mixed) <= FEW_ROWS
         return head_products.unpack(mixed, spec, table, few=few)
 
-    def short_conv(
-        self,
-        x: torch.Tensor,
-        spec: ConvSpec,
-        taps: torch.Tensor,
-        bias: torch.Tensor | None,
-        layer: StateLayer,
-        batch: StepBatch,
-        group: int,
-    ) -> torch.Tensor:
-        return short_conv.short_conv(x, spec, taps, bias, layer, batch, group)
+    short_conv = staticmethod(short_conv.short_conv)
 
     def recur(
         self,
