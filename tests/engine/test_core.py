@@ -204,6 +204,79 @@ def test_a_failed_step_ends_its_own_and_three_in_a_row_end_the_worker() -> None:
         core.turn()
 
 
+class _Narrow(FakeWorker):
+    """Has memory for steps of so many tokens."""
+
+    room, cause = 300, "memory"
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if plan.tokens <= self.room:
+            return super().execute(plan)
+        result = StepResult(plan.number, [[] for _ in plan.rows], error="out of memory")
+        result.cause = self.cause
+        return result
+
+
+def on_narrow(worker: _Narrow, depth: int) -> EngineCore:
+    clock = Clock()
+    limits = Limits(rows=8, step_tokens=1024, max_context=200, max_waiting=100, depth=depth)
+    scheduler = Scheduler(limits, KvManager(POOL), clock=clock)
+    return EngineCore(scheduler, LateExecutor(worker, clock), depth=depth, check=True, clock=clock)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_step_without_memory_starts_again_in_smaller_ones(depth: int) -> None:
+    worker = _Narrow()
+    core = on_narrow(worker, depth)
+    random.seed(6)
+    wanted = {str(n): [random.randrange(256) for _ in range(90)] for n in range(6)}
+    for name, prompt in wanted.items():
+        core.add(request(name, prompt, 9))
+    deltas = run(core)
+    for name, prompt in wanted.items():
+        assert tokens_of(deltas, name) == continuation(prompt, 9)
+    assert not any(delta.error for delta in deltas)
+    # What follows begins with the smaller steps.
+    core.add(request("next", [1] * 90, 2))
+    assert not any(delta.preemptions for delta in run(core))
+
+
+def test_a_step_that_cannot_be_smaller_fails() -> None:
+    worker = _Narrow()
+    worker.room = 5
+    core = on_narrow(worker, 1)
+    core.add(request("one", [1] * 30, 2))
+    deltas = run(core)
+    assert [(delta.finish, delta.error) for delta in deltas] == [("error", "out of memory")]
+
+
+def test_a_lost_device_ends_the_worker_at_once() -> None:
+    worker = _Narrow()
+    worker.room, worker.cause = 20, "device"
+    core = on_narrow(worker, 2)
+    core.add(request("one", [1] * 30, 2))
+    with pytest.raises(EngineDead, match="the device is lost: out of memory"):
+        run(core)
+
+
+def test_a_sequence_without_finite_numbers_ends_alone() -> None:
+    class Spoils(FakeWorker):
+        def execute(self, plan: StepPlan) -> StepResult:
+            result = super().execute(plan)
+            if len(plan.rows) > 1:
+                result.tokens[1], result.spoiled[1] = [], "not finite"
+            return result
+
+    core = on_narrow(Spoils(), 1)  # type: ignore[arg-type]
+    for name in "ab":
+        core.add(request(name, [1, 2], 4))
+    deltas = run(core)
+    assert tokens_of(deltas, "a") == continuation([1, 2], 4)
+    assert tokens_of(deltas, "b") == []
+    (ended,) = [delta for delta in deltas if delta.error]
+    assert (ended.request_id, ended.error, ended.error_status) == ("b", "not finite", 500)
+
+
 def test_a_result_for_another_step_is_a_bug() -> None:
     core, executor, _ = make()
     wrong: Future[StepResult] = Future()

@@ -144,6 +144,24 @@ def test_uniform_at_the_very_end_has_mass() -> None:
     assert draw(logits, wanted).item() == 39
 
 
+@pytest.mark.parametrize("width", [40, 9000])
+def test_a_row_with_a_nan_has_no_token(width: int) -> None:
+    """Wherever it stands, whatever the rules; the rows beside have theirs."""
+    torch.manual_seed(5)
+    logits = torch.randn(4, width)
+    clean = logits.clone()
+    logits[1, width - 1] = logits[2, 0] = float("nan")
+    logits[2, 1] = float("inf")
+    wanted = clean.argmax(-1)
+    wanted[1:3] = -1
+    assert argmax(logits).tolist() == wanted.tolist()
+    for rules in ((0, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.5, 0.0), (5, 0.5, 0.1)):
+        given = parameters(4, *rules, seed=2)
+        alone = draw(clean, given)
+        alone[1:3] = -1
+        assert draw(logits, given).tolist() == alone.tolist()
+
+
 def test_argmax_takes_the_smallest_of_equals() -> None:
     logits = torch.zeros(2, 9000)
     logits[0, [4500, 8999]] = 2.0

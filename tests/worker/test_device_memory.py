@@ -9,7 +9,9 @@ import torch
 
 from headrace.base.errors import DoesNotFit
 from headrace.base.groups import graph_groups, pool_bytes
-from headrace.base.step import PoolShape
+from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
+from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
 from headrace.kernels.cuda_graphs import GraphProgram, null_step
 from headrace.kernels.operators import KvCache, KvLayer, StepLimits
 from headrace.kernels.reference import ReferenceOperators
@@ -55,6 +57,51 @@ def make_worker(files, memory: FakeMemory) -> Worker:
         kernels="ref", threads=1, rows=5, step_tokens=48, max_context=128, dtype="float32"
     )
     return Worker(files, options, memory=memory)
+
+
+class Device(FakeMemory):
+    """Answers, or is lost."""
+
+    lost = False
+
+    def free(self) -> int:
+        if self.lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return super().free()
+
+
+@pytest.mark.parametrize(
+    ("error", "lost", "cause"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), False, "memory"),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), False, "memory"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), False, "memory"),
+        (RuntimeError("CUDA error: an illegal memory access"), True, "device"),
+        (ValueError("a bug"), False, ""),
+    ],
+)
+def test_a_failed_step_says_what_the_device_lacks(files, error, lost: bool, cause: str) -> None:
+    memory = Device(20 * GIB, growth=10_000)
+    worker = make_worker(files, memory)
+    worker.allocate(pool_of(worker, 8))
+
+    def fail(*given: object) -> None:
+        memory.lost = lost
+        raise error
+
+    worker.text.program.step = fail
+    plan = StepPlan(
+        0,
+        [0],
+        [0],
+        [2],
+        [True],
+        admitted=[Admission(0, 0, [5, 6], 2, 0, RequestSpec(SamplingParams(temperature=0), 0))],
+        blocks=[BlockWrite(0, group, 0, [1]) for group in range(len(worker._pool.groups))],
+    )
+    result = worker.execute(plan)
+    assert result.cause == cause
+    assert str(error).split()[0] in (result.error or "")
 
 
 def test_the_largest_step_is_measured(files) -> None:
@@ -109,7 +156,7 @@ def test_a_device_that_runs_out_while_it_starts(files, monkeypatch: pytest.Monke
     def refuse(*_: object, **__: object) -> KvCache:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("headrace.worker.worker.allocate_kv", refuse)
+    monkeypatch.setattr("headrace.worker.part.allocate_kv", refuse)
     with pytest.raises(DoesNotFit, match=r"4.00 GiB were free before.*--kv-memory 3072MiB"):
         worker.allocate(pool_of(worker, 20))
 

@@ -249,6 +249,11 @@ class StepResult:
     """Seconds that the device waited for this step after the previous one; 0 if not measured."""
     error: str | None = None
     """Set if the step failed: every sequence in it ends with an `EngineFault`."""
+    cause: Literal["", "memory", "device"] = ""
+    """Cause of the error, if a worker knows it: the device had no memory for the step, and a
+    smaller one may fit; or the device is lost, and no step of this process will succeed."""
+    spoiled: dict[int, str] = field(default_factory=dict)
+    """Reasons why single sequences cannot go on that are not their requests' fault, by entry."""
     failures: dict[int, str] = field(default_factory=dict)
     """Reasons why single sequences cannot go on, by entry; their requests end with an
     `InvalidRequest`."""

@@ -59,8 +59,9 @@ class Outputs:
     again."""
 
     tokens: Array | None = None
-    """[R] int64. -1: this one could not be drawn; then logits are present. A row whose logits are
-    not numbers gets any token of the vocabulary."""
+    """[R] int64. -1 in an array of the host: this one could not be drawn; then logits are present.
+    -1 in a tensor of a device: the row's logits are not numbers. On a CPU such a row gets any token
+    of the vocabulary."""
     logits: Array | None = None
     """[R, V] fp32; present if wanted, and in every step without tokens."""
     hidden: Array | None = None
@@ -101,6 +102,10 @@ class Provider(Operators, Protocol):
         Asked only when one backend serves every operator. The program hands steps beyond its limits
         to `plain`.
         """
+        ...
+
+    def compile_kernels(self, plain: CallByCall, limits: StepLimits) -> None:
+        """Compile the kernels of any step, before the first one is computed."""
         ...
 
     def planner(self, cache: KvCache, drafts: int = 0) -> Planner | None:

@@ -43,7 +43,7 @@ from headrace.kv import KvManager
 
 from .admission import RetryEstimate, verify_request, work_of
 from .chunks import EqualChunks
-from .limits import Limits
+from .limits import Limits, StepRoom
 from .price import DraftCounts, StepPrices, computed, draft_lengths
 from .resource import Resource
 from .roster import RESERVE, Roster
@@ -85,6 +85,7 @@ class Scheduler:
         self._requests: dict[str, list[Work]] = {}
         """Live work of each request."""
         self._roster = Roster(limits, kv, self.resources)
+        self.room = StepRoom.of(limits, keeps=bool(kv.groups))
         self._flights: deque[Flight] = deque()
         self._step = 0
         self._order = 0
@@ -267,6 +268,8 @@ class Scheduler:
             if number > work.void_until and work.state is not finished:
                 if i in failures:
                     delta = work.fault(failures[i])
+                elif i in result.spoiled:
+                    delta = work.end("error", result.spoiled[i])
                 else:
                     delta = work.take(plan, result, i, grows=i < decodes)
                 if delta is not None:
@@ -279,14 +282,16 @@ class Scheduler:
         self._note(flight, sampled)
         return deltas
 
-    def fail(self, plan: StepPlan, message: str) -> list[SequenceDelta]:
-        """End the entries of the oldest plan in flight, which failed, with an error.
+    def fail(self, plan: StepPlan, message: str, *, again: bool = False) -> list[SequenceDelta]:
+        """End the entries of the oldest plan in flight, which failed, with an error. `again`: they
+        start again instead.
 
         Later plans in flight may have read what this one should have written. So their results will
         be dropped, and work that is only in those starts again.
         """
         flight = self._land(plan)
         self.kv.forget(plan.number)
+        begun = {work.id for work in flight.entries if plan.number <= work.void_until}
         for later in self._flights:
             for work in later.entries:
                 if work.table is not None:
@@ -297,7 +302,11 @@ class Scheduler:
             work.in_flight -= 1
             if work.table is not None:
                 self.kv.distrust(work.table)
-            if work.state is not State.FINISHED:
+            if work.id in begun:
+                continue
+            if again and work.state is State.RUNNING:
+                self._roster.preempt(work)
+            elif not again and work.state is not State.FINISHED:
                 deltas.append(self._finish(work, "error", message))
         for later in self._flights:
             for work in later.entries:
@@ -329,7 +338,7 @@ class Scheduler:
         if self.limits.stages > 1:
             needy = [s for s in needy if not s.in_flight]
         needy.extend(prefilling.values())
-        budget = min(room, self.limits.step_tokens - len(decoding))
+        budget = min(room, self.room.units - len(decoding))
         self._held = None
         latest = self._step - 1 if self._flights else None
         needy.sort(key=lambda s: s.rank)
@@ -413,8 +422,7 @@ class Scheduler:
     def _admit(self, plan: StepPlan, entries: list[Work], room: int) -> None:
         """Give rows to waiting work, in order of rank, and place its first chunks."""
         roster = self._roster
-        limits = self.limits
-        budget = min(room, limits.step_tokens - plan.tokens)
+        budget = min(room, self.room.units - plan.tokens)
         now = self._clock()
         unprepared: list[Work] = []
         while budget > 0 and not roster.full and len(unprepared) < LOOK_AHEAD:
@@ -442,7 +450,7 @@ class Scheduler:
     def _draft(self, plan: StepPlan, decodes: list[Work]) -> None:
         """Let decodes verify drafts, last: no prompt waits, and no work gives up a block."""
         tokens, most = plan.tokens, self.limits.drafts
-        room = self.limits.step_tokens - tokens
+        room = self.room.units - tokens
         ready = [work.drafts[: min(most, work.limit - work.scheduled)] for work in decodes]
         if room <= 0 or not any(ready):
             return

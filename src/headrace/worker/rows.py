@@ -206,7 +206,8 @@ class Rows:
         """Write each row's new token [R] to its place, on the device; `targets` are the places
         there, as `StepBatch` has them."""
         if targets is not None:
-            tensor(self.tokens).view(-1)[targets] = tokens.int()
+            # A token that is none ends its sequence; a step in flight may still look it up.
+            tensor(self.tokens).view(-1)[targets] = tokens.clamp(min=0).int()
         else:
             self.host_tokens[rows, places] = host(tokens)
 

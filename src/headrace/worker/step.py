@@ -28,6 +28,8 @@ from .rows import BlockTables, Rows
 from .transfer import Stopwatch, to_host
 from .verification import Verification
 
+SPOILED = "the model's numbers are not finite: it computed NaN logits for this sequence"
+
 
 @dataclass(slots=True)
 class Steps:
@@ -135,7 +137,9 @@ class Steps:
 
         def deliver() -> None:
             for entry, token in zip(entries, arrived(), strict=True):
-                if entry not in result.failures:
+                if token < 0:
+                    result.spoiled[entry] = SPOILED
+                elif entry not in result.failures:
                     result.tokens[entry].append(token)
 
         if self.verification is not None:  # At once: the next step's drafts follow from the tokens.

@@ -369,7 +369,7 @@ class Worker:
         try:
             started = self._steps.launch(plan, begin)
         except Exception as error:  # noqa: BLE001
-            started = _failed(plan, begin, error)
+            started = self._failed(plan, begin, error)
         if isinstance(started, StepResult):
             self.gaps.step_ended()
             result = self._alike(plan, begin, started)
@@ -380,12 +380,27 @@ class Worker:
             try:
                 ended = finish()
             except Exception as error:  # noqa: BLE001 - the same boundary
-                ended = _failed(plan, begin, error)
+                ended = self._failed(plan, begin, error)
             finally:
                 self.gaps.step_ended()
             return self._alike(plan, begin, ended)
 
         return wait
+
+    def _failed(self, plan: StepPlan, begin: float, error: Exception) -> StepResult:
+        """Return the result of a step that raised, with what a device says of it."""
+        result = _failed(plan, begin, error)
+        if self._memory is not None:
+            error.__traceback__ = None  # It holds the step's tensors.
+            try:
+                self._memory.free()  # Waits for the device, and empties torch's cache.
+            except Exception:  # noqa: BLE001 - an error that stays: the context is lost
+                result.cause = "device"
+            else:
+                # Of torch, of its libraries and of Triton, which have no class in common.
+                short = ("out of memory", "ALLOC_FAILED")
+                result.cause = "memory" if any(part in str(error) for part in short) else ""
+        return result
 
     def _alike(self, plan: StepPlan, begin: float, result: StepResult) -> StepResult:
         """Return the result of a step after all ranks that share the model have ended it, well or

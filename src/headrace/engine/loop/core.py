@@ -7,6 +7,7 @@ loop decides where requests come from and where deltas go: `engine.process` over
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,8 +20,11 @@ from ...base.step import StepPlan, StepResult
 from ...loader.content import adapter_digest
 from ...obs.flight import FlightRecorder
 from ...roofline.step import Estimate
+from ...sched.limits import StepRoom
 from .adapters import AdapterSlots
 from .executor import Executor, StepFuture
+
+log = logging.getLogger("headrace.engine")
 
 PREDICTED_FOR = 16
 """Steps for which the estimate of a decoding step stands, while as many sequences decode."""
@@ -39,10 +43,12 @@ class Planner(Protocol):
     def abort_choice(self, request_id: str, choice: int) -> list[SequenceDelta]: ...
     def schedule(self) -> StepPlan | None: ...
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceDelta]: ...
-    def fail(self, plan: StepPlan, message: str) -> list[SequenceDelta]: ...
+    def fail(self, plan: StepPlan, message: str, *, again: bool = False) -> list[SequenceDelta]: ...
     def stats(self) -> StepStats: ...
     def check_integrity(self) -> None: ...
     def requests(self) -> Iterable[Request]: ...
+    @property
+    def room(self) -> StepRoom: ...
     @property
     def has_work(self) -> bool: ...
     @property
@@ -220,6 +226,9 @@ class EngineCore:
         if result.error is None:
             self._failures = 0
             self._emitted += self.scheduler.update(plan, result)
+        elif result.cause == "memory" and self.scheduler.room.halve():
+            log.warning("a step found no memory; smaller ones begin it again: %s", result.error)
+            self._emitted += self.scheduler.fail(plan, result.error, again=True)
         else:
             self._failures += 1
             self._emitted += self.scheduler.fail(plan, result.error)
@@ -233,5 +242,7 @@ class EngineCore:
         stats.idle_seconds = self._idle_seconds
         self.stats = stats
         self._flight.finished(plan, result, stats)
+        if result.cause == "device":
+            raise EngineDead(f"the device is lost: {result.error}")
         if self._failures >= FAILED_STEPS:
             raise EngineDead(f"{self._failures} steps failed in a row: {result.error}")

@@ -35,8 +35,7 @@ from . import emit, latent, mixture, states
 from .arena import Arena
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
 from .fusion import Additions, Fusion, Unrecordable, rows_of
-from .rank_records import HrPiece
-from .records import ROWS_N, UNIT, HrKv, HrLinear, HrQuantised
+from .records import ROWS_N, UNIT, HrKv, HrLinear, HrPiece, HrQuantised
 
 
 class Lowering(Fusion):

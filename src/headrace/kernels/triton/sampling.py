@@ -50,13 +50,14 @@ def _ordered(value):
 
 @triton.jit
 def _peaks_kernel(logits, peaks, places, width, stride, tiles, TILE: tl.constexpr):
-    """Write the largest logit of each tile of a row, and where it first is."""
+    """Write the largest logit of each tile of a row, and where it first is; NaN if any is NaN."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     columns = tile * TILE + tl.arange(0, TILE)
     value = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf"))
     peak = tl.max(value, 0)
-    tl.store(peaks + row * tiles + tile, peak)
+    spoiled = tl.max((value != value).to(tl.int32), 0) > 0
+    tl.store(peaks + row * tiles + tile, tl.where(spoiled, float("nan"), peak))
     first = tl.min(tl.where((value == peak) & (columns < width), columns, 2147483647), 0)
     tl.store(places + row * tiles + tile, first)
 
@@ -87,6 +88,14 @@ def _begin(peaks, temperatures, min_ps, row, tiles, TILES: tl.constexpr):
     peak = tl.max(found, 0) * factor
     # log(0) is -inf: nothing is cut.
     return factor, peak, _ordered(tl.where(only, peak, peak + tl.log(min_p)))
+
+
+@triton.jit
+def _spoiled(peaks, row, tiles, TILES: tl.constexpr):
+    """Return whether a logit of the row is NaN."""
+    tile = tl.arange(0, TILES)
+    found = tl.load(peaks + row * tiles + tile, mask=tile < tiles, other=0.0)
+    return tl.max((found != found).to(tl.int32), 0) > 0
 
 
 @triton.jit
@@ -292,11 +301,13 @@ def _token_kernel(
     hit = keep & (passed + tl.cumsum(part, 0) > target)
     first = tl.min(tl.where(hit, columns, 2147483647), 0)
     last = tl.max(tl.where(part > 0, columns, 0), 0)
-    tl.store(tokens + row, tl.where(first < 2147483647, first, last).to(tl.int64))
+    token = tl.where(first < 2147483647, first, last)
+    token = tl.where(_spoiled(peaks, row, tiles, TILES), -1, token)
+    tl.store(tokens + row, token.to(tl.int64))
 
 
 def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
-    """Draw one token per row: logits [R, V] fp32 → tokens [R] int64; see
+    """Draw one token per row: logits [R, V] fp32 → tokens [R] int64, -1 for a row with a NaN; see
     `kernels.sampling.draw`."""
     rows, width = logits.shape
     assert logits.stride(1) == 1
@@ -378,11 +389,14 @@ def _best_kernel(peaks, places, tokens, tiles, TILES: tl.constexpr):
     place = tl.load(places + row * tiles + tile, mask=there, other=2147483647)
     best = tl.max(peak, 0)
     first = tl.min(tl.where(peak == best, place, 2147483647), 0)
-    tl.store(tokens + row, tl.where(first < 2147483647, first, 0).to(tl.int64))
+    token = tl.where(first < 2147483647, first, 0)
+    token = tl.where(_spoiled(peaks, row, tiles, TILES), -1, token)
+    tl.store(tokens + row, token.to(tl.int64))
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """Return the most likely token [R] int64 of logits [R, V] fp32; the smallest id among equals.
+    """Return the most likely token [R] int64 of logits [R, V] fp32; the smallest id among equals,
+    -1 for a row with a NaN.
 
     Two kernels: one program of a row alone would go through its 500 kB in 32 turns of a
     microsecond each, and nothing else runs at that time.
