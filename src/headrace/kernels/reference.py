@@ -233,6 +233,10 @@ class ReferenceOperators:
             out[token] += part if inside else part * factor
         return out
 
+    def scatter(self, x: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        x[places] = rows.to(x)
+        return x
+
     def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return x if len(rows) == len(x) else x[rows]
 

@@ -228,6 +228,20 @@ def embed(weight: Weight, scale: float, y: Matrix, index: str = "tokens") -> Emi
     return record("EMBED", weight.data, row, y, scale, kind, *weight.shape, INDICES[index])
 
 
+def scatter(y: Matrix, size: int) -> Emitted:
+    """Emit a copy of rows into y; rows and places are set before each run."""
+    return record("SCATTER", None, size, None, 0, y, size)
+
+
+def fill_scatter(op: Any, rows: Array, places: Array) -> None:
+    """Set the rows [M, D], in fp32, and the places of the next runs; both must live until then."""
+    assert dtype_name(rows) == "float32"
+    assert dtype_name(places) == "int64"
+    assert rows.shape == (len(places), op.size)
+    op.x, op.x_stride, op.places = address(rows), stride(rows, 0), address(places)
+    op.count = len(places)
+
+
 def norm(
     x: Matrix,
     residual: Matrix | None,

@@ -33,6 +33,7 @@ from ..weights import (
     Weight,
 )
 from . import gated, head_products, moe, norm, rope_cache, sampling, short_conv, states
+from . import scatter as scattering
 from .ahead import compiled_together
 from .attention_decode import attention_decode, head_tiles
 from .attention_prefill import attention_prefill
@@ -181,6 +182,9 @@ class TritonOperators(ReferenceOperators):
         if device.type != "cuda":
             return 0
         return GraphProgram(plain, limits, CudaGraphMaker(device)).estimate()
+
+    def scatter(self, x: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return scattering.scatter(x, rows, places)
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float

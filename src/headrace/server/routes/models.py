@@ -82,7 +82,7 @@ def describe(service: Service, name: str) -> ModelReply:
         "root": served.files.name,
         "parent": None if name in service.names else service.name,
         "max_model_len": served.max_context,
-        "input_modalities": ["text"] if service.listener is None else ["text", "audio"],
+        "input_modalities": ["text"] if service.sounds is None else ["text", "audio"],
     }
 
 

@@ -28,6 +28,13 @@ void op_embed(const HrEmbed& op, const hr::Work& work) {
                    op.y + n * op.y_stride);
 }
 
+void op_scatter(const HrScatter& op, const hr::Work& work) {
+  int64_t first, last;
+  work.share(op.count, &first, &last);
+  for (int64_t m = first; m < last; ++m)
+    memcpy(op.y + op.places[m] * op.y_stride, op.x + m * op.x_stride, sizeof(float) * op.size);
+}
+
 void op_attention(const HrAttention& op, const hr::Work& work) {
   if (!in_codes(op.kv.kind)) return hr::HR_NAME::attention_floats(op, work);
   if (op.coarse) return hr::HR_NAME::attention_coarse(op, work);
@@ -40,6 +47,7 @@ void op_attention(const HrAttention& op, const hr::Work& work) {
 void run(const HrRecord& record, const hr::Work& work) {
   switch (record.code) {
     HR_RUN(EMBED, op_embed)
+    HR_RUN(SCATTER, op_scatter)
     HR_RUN(NORM, op_norm)
     HR_RUN(QUANTISE, op_quantise)
     HR_RUN(LINEAR, op_linear)

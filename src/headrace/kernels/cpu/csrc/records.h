@@ -52,7 +52,8 @@ enum HrRows { HR_ROWS_N = 0, HR_ROWS_R = 1 };  // which count of the step bounds
   EACH(HEADS, 27, HrHeads) EACH(COLUMNS, 28, HrColumns) EACH(CONV, 29, HrConv) \
   EACH(RECURRENCE, 30, HrRecurrence) EACH(MULTIPLY, 31, HrMultiply) \
   EACH(EXCHANGE, 32, HrExchange) EACH(AGREE, 33, HrAgree) EACH(LOWER, 34, HrHead) \
-  EACH(HANDOVER, 35, HrHandover) EACH(EXPERTS_SUM, 36, HrExperts)
+  EACH(HANDOVER, 35, HrHandover) EACH(EXPERTS_SUM, 36, HrExperts) \
+  EACH(SCATTER, 37, HrScatter)
 
 enum HrCode {
 #define HR_EACH(NAME, CODE, STRUCT) HR_OP_##NAME = CODE,
@@ -164,6 +165,17 @@ typedef struct {
   int32_t index;         // HrIndex
   int32_t unused;
 } HrEmbed;
+
+typedef struct {
+  const float* x;         // [count] rows; x, places and count are set before each run
+  int64_t x_stride;
+  const int64_t* places;  // rows of y, each once
+  int64_t count;
+  float* y;
+  int64_t y_stride;
+  int32_t size;
+  int32_t unused;
+} HrScatter;
 
 typedef struct {
   const float* x;
