@@ -2,12 +2,10 @@
 
 Run: `python benchmarks/quantise.py DENSE.gguf --to q4_k [--tokens 32768] [--peer PEER.gguf …]`, or
 `--budget 90MB --budget 2ms …` in place of `--to`. DENSE is quantised without a text and on the
-built-in text, and to each budget; then the results and each PEER are compared with it on the gate's
-windows, through the kernels that serve them, next to the loss that was predicted. For a peer with
-the same importance matrix: `--imatrix FILE` keeps ours, and `llama-quantize --imatrix FILE` takes
-it in a second run with `--made FOLDER` of the first. `benchmarks/rotated_twin.py` makes a DENSE
-whose weights lie on no grid. One JSON line per file: seconds and CPU seconds are of this run, so a
-quiet machine is needed for those alone.
+built-in text, or to each budget; then results and each PEER are compared with it on the gate's
+windows, through the kernels that serve them. For a peer with our importance matrix: `--imatrix
+FILE` keeps it, `llama-quantize --imatrix FILE` takes it in a second run with the same `--made
+FOLDER`. `benchmarks/rotated_twin.py` makes a DENSE whose weights lie on no grid.
 """
 
 from __future__ import annotations
@@ -32,29 +30,20 @@ from headrace.loader.open import open_model
 from headrace.quantise.text import TOKENS
 from headrace.text.load import load_tokenizer
 
-LOSSES: dict[str, Any] = {}
 
-
-def make(
-    dense: Path, out: Path, asked: argparse.Namespace, text: str, budget: str | None
-) -> dict[str, Any]:
+def make(out: Path, asked: argparse.Namespace, text: str, budget: str | None) -> dict[str, Any]:
     """Quantise as the command does, whatever the loss; return what it took."""
     imatrix = asked.imatrix if text == BUILT_IN and budget is None else None
-    to, model = MIX if budget else asked.to, EngineOptions(model=str(dense))
+    to, model = MIX if budget else asked.to, EngineOptions(model=str(asked.dense))
     wish = QuantiseWish(model, to, text, asked.tokens, out, 1, imatrix, 0.0, budget)
     began, used = time.time(), time.process_time()
-    planned = Shrinking(wish)
-    planned.__dict__ |= LOSSES  # All budgets choose by the same.
-    report = planned.run()
-    if budget:
-        LOSSES["losses"] = planned.losses
+    report = Shrinking(wish).run()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "seconds": round(time.time() - began, 1),
         "cpu_seconds": round(time.process_time() - used, 1),
         "peak_MB": peak >> 10,
-        "text": report.get("text"),
-        **({"predicted_kl": report["predicted_kl"]} if budget else {}),
+        **{name: report[name] for name in ("text", "predicted_kl") if name in report},
     }
 
 
@@ -80,10 +69,9 @@ def main() -> None:
         recipes = [(BUILT_IN, budget) for budget in asked.budget]
         for kind, budget in recipes or [(NO_TEXT, None), (BUILT_IN, None)]:
             out = folder / f"{budget or asked.to}-{kind}.gguf"
-            took = {} if out.exists() else make(asked.dense, out, asked, kind, budget)
-            print(
-                json.dumps({"file": out.name, **took, **figures(original, out, text)}), flush=True
-            )
+            took = {} if out.exists() else make(out, asked, kind, budget)
+            said = {"file": out.name, **took, **figures(original, out, text)}
+            print(json.dumps(said), flush=True)
         for peer in asked.peer:
             print(json.dumps({"file": peer.name, **figures(original, peer, text)}), flush=True)
 

@@ -47,11 +47,11 @@ Mix = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a result may take."""
+    """Limit of a result: its bytes, or the time of a step."""
 
     nbytes: int | None = None
     seconds: float | None = None
-    """Of a decode step of one sequence."""
+    """Time of a decode step of one sequence."""
 
     @classmethod
     def parse(cls, text: str) -> Budget:

@@ -114,6 +114,12 @@ class Shrinking:
                 "GGUF's matrices",
                 param="budget",
             )
+        if self._budget is not None and self.files.arch.task != "tokens":
+            raise InvalidRequest(
+                "a budget weighs matrices by the next token's distribution, and the model makes "
+                "vectors",
+                param="budget",
+            )
         if wish.imatrix is not None:
             _free(wish.imatrix)
         self.text: Text | None = text_of(wish.text, wish.windows)

@@ -65,7 +65,8 @@ def check(path: Path, told: Any, at: int | None = None) -> None:
     if found != told:
         raise Untrusted(
             f"{path.name} has other bytes than when it was quantised: SHA-256 {found[:12]}…, "
-            f"{told[:12]}… is written in it; make or fetch it again"
+            f"{told[:12]}… is written in it; make or fetch it again, or take {KEY} out of it if "
+            "the change is yours"
         )
     with suppress(OSError):  # A cache that cannot be written costs hashing at every start.
         folder.mkdir(parents=True, exist_ok=True)

@@ -168,17 +168,17 @@ def _lines(last: int) -> Callable[[Floats, Floats], tuple[Floats, Floats, Stored
             found[name] = stored[:, 0]
             steps.append(np.repeat(step[:, 0], 8, 0))
             sixths.append(np.rint(of_block * inverse).reshape(part.shape))
-        near = [
-            [np.clip(number + more, 0, 63).astype(np.float32) for number, more in pairs]
-            for pairs in (
-                zip(sixths, more, strict=True) for more in itertools.product((0, 1, -1), repeat=2)
-            )
-        ]
-        pairs = np.array([[number * step for number, step in zip(one, steps, strict=True)]
-                          for one in near], np.float32)  # fmt: skip
+        near = np.array(
+            [
+                [np.clip(number + one, 0, 63) for number, one in zip(sixths, more, strict=True)]
+                for more in itertools.product((0, 1, -1), repeat=2)
+            ],
+            np.float32,
+        )
+        pairs = near * np.stack(steps)
         which = search.among_lines(w, blocks, pairs, nearest)[None]
         for at, name in enumerate(("d6", "m6")):
-            chosen = np.take_along_axis(np.stack([one[at] for one in near]), which, 0)[0]
+            chosen = np.take_along_axis(near[:, at], which, 0)[0]
             found[name] = chosen.reshape(-1, 8, w.shape[1]).astype(np.uint8)
         scale, least = (np.take_along_axis(pairs[:, at], which, 0)[0] for at in (0, 1))
         return scale, -least, found
