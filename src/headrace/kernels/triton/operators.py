@@ -159,16 +159,13 @@ class TritonOperators(ReferenceOperators):
                 self._warm(plain, limits)
 
     def _warm(self, plain: CallByCall, limits: StepLimits) -> None:
-        """Launch every kernel that steps without a graph need."""
         for tokens in sorted({min(count, limits.tokens) for count in WARM_UP}):
             found = plain.step(null_step(tokens, plain.cache, limits.max_context), LOGITS)
             if tokens == 1:
-                assert found.logits is not None
-                self.warm_draws(found.logits)
+                self.warm_draws(tensor(found.logits))
 
     def warm_draws(self, logits: torch.Tensor) -> None:
-        """Run every kernel from logits [R, V] to tokens, for each set of filters that a step may
-        have."""
+        """Run every kernel from logits [R, V] to tokens, for each set of filters of a step."""
         one = torch.ones(len(logits), device=logits.device)
         sampling.argmax(logits)
         for top_k in (None, one.long()):
