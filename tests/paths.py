@@ -119,6 +119,8 @@ PATHS: dict[str, tuple[str, ...]] = {
         "server/test_server_hostile.py::test_a_thousand_connections_that_send_nothing",
         "server/test_page_browser.py::test_a_chat_is_typed_streamed_and_measured",
         "server/test_page_talks.py::test_a_reload_loses_nothing",
+        "server/test_page_files.py::test_a_dropped_text_goes_with_the_message",
+        "server/test_page_markdown.py::test_a_table_has_its_columns_alone",
         "server/test_page_access.py::test_the_model_is_chosen_by_keyboard",
         *(
             f"agents/test_agents.py::test_the_loop_ends_with_the_tools_result[{client}]"
@@ -188,6 +190,12 @@ PATHS: dict[str, tuple[str, ...]] = {
     "what is seen of a server": (
         "obs/test_spans.py::test_a_real_server_sends_the_true_times",
         "obs/test_spans.py::test_a_request_becomes_a_tree_under_the_callers_span",
+    ),
+    "foreign programs": (
+        "programs/test_real_programs.py::test_a_picture_is_read_back",
+        "programs/test_real_programs.py::test_speech_is_found_in_a_recording",
+        "programs/test_exports.py",
+        "programs/test_inspection.py::test_real_pickles_of_torch_are_refused",
     ),
     "GPU kernels without a GPU": (
         "kernels_triton/test_whole_models.py::test_greedy_equals_the_reference_path",

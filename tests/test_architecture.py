@@ -50,6 +50,7 @@ RANKS = {
     "models": 2,
     "roofline": 3,
     "loader": 3,
+    "programs": 4,
     "worker": 5,
     "speech": 5,
     "engine": 6,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from headrace.base.errors import InvalidRequest
+from headrace.base.errors import InvalidRequest, OptionError
 from headrace.bench import mlperf
 from headrace.bench.client import judge
 from headrace.bench.job import Target
@@ -126,8 +126,11 @@ def test_bad_options(tmp_path: Path) -> None:
         MlperfOptions(target, "Online"),
         MlperfOptions(target, mode="speed"),
         MlperfOptions(target, qps=0),
+        MlperfOptions(target, ttft="2000"),
+        MlperfOptions(target, ttft="soon"),
+        MlperfOptions(target, tpot="0"),
     ):
-        with pytest.raises(InvalidRequest):
+        with pytest.raises((InvalidRequest, OptionError)):
             run_mlperf(options, Material(), tmp_path)
 
 

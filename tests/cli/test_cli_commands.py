@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -146,6 +147,22 @@ def test_explain_tells_memory_and_reasons(run: Any, model: Path) -> None:
     assert decided["tokenizer"]["value"] in done.stdout
     assert decided["tokenizer"]["reason"]
     assert "until steps show more" in decided["drafts that pay"]["reason"]
+
+
+def test_a_name_is_no_style(run: Any, model: Path, tmp_path: Path) -> None:
+    named = tmp_path / "[red]x[bold]"
+    named.symlink_to(model)
+    done = run("explain", str(named))
+    assert done.returncode == 0, done.stderr
+    assert "[red]x[bold]" in done.stdout
+
+
+def test_no_console_takes_texts_for_styles() -> None:
+    from headrace import cli
+
+    for path in Path(cli.__path__[0]).glob("*.py"):
+        for made in re.findall(r"\bConsole\(.*", path.read_text()):
+            assert "markup=False" in made, f"{path.name}: {made}"
 
 
 def test_explain_tells_of_no_drafts_where_there_are_none(run: Any, model: Path) -> None:

@@ -22,12 +22,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.obs.life import RequestLife
 from headrace.obs.metrics import EngineMetrics
 from headrace.server.meter import HttpMeter
+from ports import two_ports
 from tiny import talker
 from tiny.kept import Kept
 
 TESTS = Path(__file__).parent.parent
 sys.path.insert(0, str(TESTS / "server"))
-from processes import headrace, own_port, running  # noqa: E402
+from processes import headrace, running  # noqa: E402
 
 HERE = TESTS.parent / "deploy" / "observability"
 RULES = TESTS.parent / "src" / "headrace" / "factory" / "chart" / "rules"
@@ -153,7 +154,7 @@ def test_a_real_prometheus_scrapes_and_every_panel_has_an_answer(
     )
     config = config.replace("../../src/headrace/factory/chart/rules", str(RULES))
     (tmp_path / "prometheus.yml").write_text(config)
-    port = own_port()
+    port = two_ports()
     url = f"http://127.0.0.1:{port}"
     command = [
         str(PROMETHEUS),

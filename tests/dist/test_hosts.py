@@ -10,11 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 
 import pytest
 
 from headrace.base.errors import EngineDead
-from headrace.dist.hosts import _AT_ONCE, _SHARE, PROOF_SECONDS, HostPort, Door, NoRank, Use, dial
+from headrace.dist import pulse as pulses
+from headrace.dist.hosts import _AT_ONCE, _SHARE, PROOF_SECONDS, Door, HostPort, NoRank, Use, dial
 from headrace.dist.pulse import Pulse
 
 KEY = b"k" * 32
@@ -26,6 +28,13 @@ def door() -> Iterator[Door]:
     made = Door.open(HERE, 0, KEY)
     yield made
     made.close()
+
+
+def let_in(door: Door) -> None:
+    """Wait for an arrival, and hang up."""
+    arrival = door.next(60)
+    assert arrival is not None
+    arrival.connection.close()
 
 
 def test_who_has_the_key_comes_in(door: Door) -> None:
@@ -66,14 +75,14 @@ def test_a_listener_without_the_key_is_refused() -> None:
 
 def test_a_proof_that_is_sent_back_proves_nothing(door: Door) -> None:
     """A stranger relays what a door says to a second connection of the same door."""
-    with socket.create_connection((HERE, door.port)) as first:
-        with socket.create_connection((HERE, door.port)) as second:
-            first.sendall(second.recv(32))
-            second.sendall(first.recv(32))
-            first.sendall(b"\0\0\0\1" + b"\0" * 32)
-            first.settimeout(5)
-            assert first.recv(64) == bytes(32), "no proof"
-            assert first.recv(1) == b""
+    where = HERE, door.port
+    with socket.create_connection(where) as first, socket.create_connection(where) as second:
+        first.sendall(second.recv(32))
+        second.sendall(first.recv(32))
+        first.sendall(b"\0\0\0\1" + b"\0" * 32)
+        first.settimeout(5)
+        assert first.recv(64) == bytes(32), "no proof"
+        assert first.recv(1) == b""
     assert door.next(0.2) is None
 
 
@@ -81,7 +90,7 @@ def test_one_that_says_nothing_keeps_nobody_waiting(door: Door) -> None:
     with socket.create_connection((HERE, door.port)) as silent:
         begin = time.monotonic()
         dial(HostPort(HERE, door.port), KEY, Use.PULSE, 1, seconds=5).close()
-        assert door.next(5) is not None
+        let_in(door)
         assert time.monotonic() - begin < PROOF_SECONDS
         silent.settimeout(2 * PROOF_SECONDS)
         assert len(silent.recv(64)) == 32
@@ -91,11 +100,10 @@ def test_one_that_says_nothing_keeps_nobody_waiting(door: Door) -> None:
 def test_other_protocols_are_closed(door: Door) -> None:
     with socket.create_connection((HERE, door.port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\nhost: somewhere\r\n\r\n")
-        stranger.settimeout(5)
-        with pytest.raises((ConnectionResetError, TimeoutError)):
+        stranger.settimeout(60)
+        with suppress(ConnectionResetError):  # Bytes that nobody read end a line out of order.
             while stranger.recv(64):
                 pass
-            raise ConnectionResetError  # Closed in order.
     assert door.next(0.2) is None
 
 
@@ -171,13 +179,27 @@ def test_a_pulse_is_closed_while_it_tells_of_a_loss() -> None:
     assert not alive
 
 
-def test_two_pulses_keep_each_other_alive() -> None:
+def test_signs_of_life_end_the_silence_and_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on when the pulse has answered, so that no thread is late by it."""
+    clock = [0.0]
+    monkeypatch.setattr(pulses, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     mine, other = socket.socketpair()
-    (one, said, over), (two, told, _) = lost_by(mine), lost_by(other)
-    assert not over.wait(2.0)
-    assert said == told == []
-    one.close()
-    two.close()
+    pulse, said, over = lost_by(mine)
+    other.settimeout(60)
+    assert other.recv(1) == b"."
+    for _ in range(20):
+        other.sendall(b".")
+        clock[0] += pulses.BEAT
+        assert other.recv(1) == b"."
+    assert said == []
+    for _ in range(4):  # Nobody speaks, and this process did not sleep meanwhile.
+        clock[0] += pulses.BEAT
+        if over.wait(0.0) or not other.recv(1):
+            break
+    assert over.wait(60)
+    assert said == ["rank 1 has been silent for 0.6 s"]
+    pulse.close()
+    other.close()
 
 
 def test_silent_strangers_keep_no_rank_out(door: Door) -> None:
@@ -188,7 +210,7 @@ def test_silent_strangers_keep_no_rank_out(door: Door) -> None:
             one.bind((f"127.0.0.{2 + number % 2}" if number < _AT_ONCE else "127.0.0.9", 0))
             one.connect((HERE, door.port))
         dial(HostPort(HERE, door.port), KEY, Use.CONTROL, 1, seconds=60).close()
-        assert door.next(60) is not None
+        let_in(door)
         assert len(door._proving) <= _AT_ONCE
         assert max(Counter(door._proving.values()).values()) <= _SHARE
 
@@ -207,7 +229,7 @@ def test_an_end_before_any_byte_is_tried_again() -> None:
         thread = threading.Thread(target=full)
         thread.start()
         dial(HostPort(HERE, port), KEY, Use.CONTROL, 1, seconds=60).close()
-        assert made[0].next(60) is not None
+        let_in(made[0])
         made[0].close()
         thread.join()
 
@@ -254,9 +276,7 @@ def test_a_door_outlives_an_accept_that_fails(door: Door) -> None:
     door.listener = full  # type: ignore[assignment]
     for _ in range(2):  # The first was awaited by the listener itself.
         dial(HostPort(HERE, door.port), KEY, Use.PULSE, 1, seconds=60).close()
-        arrival = door.next(60)
-        assert arrival is not None
-        arrival.connection.close()
+        let_in(door)
     assert full.failed == 2
 
 

@@ -43,6 +43,7 @@ PARSED = {
     "explain": "needs the default model; tests/cli on a tiny one",
     "factory": "builds the default model; tests/factory on a tiny one",
     "generate": "needs the default model; tests/cli on a tiny one",
+    "programs": "needs the extra programs; tests/cli on a small file",
     "keys": "writes a file of keys; tests/cli",
     "models": "asks for what is on the disk; tests/cli",
     "plan": "placeholders only; the block of docs/roofline.md is run",

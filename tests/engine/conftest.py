@@ -41,10 +41,15 @@ def supervision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervision:
 
 @pytest.fixture
 def a_split_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of these models takes long enough to compute."""
+    """Nothing of these models takes long enough to compute; and what a busy machine makes late is
+    waited for. A test of lateness sets the limit that it is about."""
     monkeypatch.setattr(SplitChoice, "pays", True)
     monkeypatch.setattr("headrace.kv.handover.LEAST_SECONDS", -1.0)
     monkeypatch.setattr("headrace.kv.tiers.LATENCY", -1e9)
+    monkeypatch.setattr("headrace.kv.leases.SECONDS", 1e6)
+    monkeypatch.setattr("headrace.worker.borrowing.GRACE_SECONDS", 1e6)
+    monkeypatch.setattr("headrace.worker.fetching.FETCH_SECONDS", 600.0)
+    monkeypatch.setattr("headrace.worker.sending.OPEN_SECONDS", 600.0)
 
 
 @pytest.fixture

@@ -71,8 +71,9 @@ def decoding(model: Path, address: str, servers: int = 1, **options: Any) -> Ite
         yield llm
 
 
-def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for an event; the limit only tells a wait from an end."""
+    end = time.monotonic() + 180.0
     while not holds():
         assert time.monotonic() < end, "it never came to be"
         time.sleep(0.005)
@@ -84,8 +85,9 @@ def greedy(llm: LLM, prompt: list[int], tokens: int = 24) -> tuple[list[int], in
     return list(output.outputs[0].token_ids), output.cached_tokens
 
 
-def nothing_is_held(*engines: LLM, seconds: float = 1.0) -> None:
-    """Neither of them holds a block for anybody, a second later."""
+def nothing_is_held(*engines: LLM) -> None:
+    """Neither of them holds a block for anybody; what is lent is given back, since no lease expires
+    before a test does (`a_split_pays`)."""
     for llm in engines:
         scheduler = built(llm).core.scheduler
         assert isinstance(scheduler, Scheduler)
@@ -95,7 +97,7 @@ def nothing_is_held(*engines: LLM, seconds: float = 1.0) -> None:
             kv.turn()
             return not lent_of(kv)
 
-        until(given_back, seconds)
+        until(given_back)
         with TURN:
             scheduler.check_integrity()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,12 @@ from headrace.base.config import EngineOptions
 from headrace.base.errors import EngineDead, OptionError, PackageAbsent
 from headrace.dist.channel import Channel
 from headrace.dist.hosts import HostPort
+from headrace.engine.ranks import joining as ranks_joining
 from headrace.engine.ranks import placing
 from headrace.engine.ranks.joining import Circle, Patience, join, lead
 from headrace.engine.ranks.joins import Joins, RanksAsked
 from headrace.engine.ranks.launch import RankPlace, first_node, place_of
+from ports import two_ports
 
 HERE = "127.0.0.1"
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": HERE, "MASTER_PORT": "4000"}
@@ -87,19 +90,19 @@ def test_a_short_key_is_refused(tmp_path: Path) -> None:
         place_of(options(rank_key=str(tmp_path / "key")), TORCHRUN)
 
 
-def free_port() -> int:
-    with socket.create_server((HERE, 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def places(ranks: int) -> list[RankPlace]:
-    leader = HostPort(HERE, free_port())
+    leader = HostPort(HERE, two_ports())
     return [RankPlace(rank, ranks, leader, b"k" * 32) for rank in range(ranks)]
 
 
 def said(place: RankPlace, **more: Any) -> Joins:
     known = {"version": "1", "kernels": "k", "layout": "TP", "weights": "w", "port": 0}
     return Joins(place.rank, place.ranks, **{**known, **more})
+
+
+def until(true: Callable[[], object]) -> None:
+    while not true():
+        time.sleep(0.01)
 
 
 def joining(thread: ThreadPoolExecutor, place: RankPlace, **more: Any) -> Future[Any]:
@@ -118,9 +121,7 @@ def test_all_meet_all() -> None:
     assert circle.names[1:] == [f"rank {rank} of 3 ({HERE})" for rank in (1, 2)]
     # Who goes is named by all others, and by how.
     joined[0][0].close()
-    end = time.monotonic() + 10
-    while not (circle.lost and joined[1][0].lost) and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: circle.lost and joined[1][0].lost)
     for one in (circle, joined[1][0]):
         with pytest.raises(EngineDead, match=r"rank 1 of 3 \(127\.0\.0\.1\) closed its conn"):
             one.check()
@@ -151,10 +152,19 @@ def test_who_is_something_else_ends_both(more: dict[str, Any], why: str) -> None
 
 def test_who_does_not_come_is_named() -> None:
     first, _, third = places(3)
+    here = threading.Event()
+
+    def come() -> tuple[Circle, Channel]:
+        def describe(port: int) -> Joins:
+            here.set()
+            return said(third, port=port)
+
+        return join(third, describe, Patience(20))
+
     with ThreadPoolExecutor(1) as thread:
-        coming = joining(thread, third)
+        coming = thread.submit(come)
         with pytest.raises(EngineDead, match=r"rank 1 of 3 did not come to .* within 1 s"):
-            lead(first, said(first), Patience(1))
+            lead(first, said(first), Patience(1), lambda port: until(here.is_set))
         with pytest.raises(EngineDead, match="rank 1 of 3 did not come"):
             coming.result(20)
 
@@ -172,7 +182,7 @@ def test_another_key_comes_to_nothing() -> None:
     with ThreadPoolExecutor(1) as thread:
         coming = joining(thread, stranger)
         with pytest.raises(EngineDead, match="rank 1 of 2 did not come"):
-            lead(first, said(first), Patience(2))
+            lead(first, said(first), Patience(0.5), lambda port: until(coming.done))
         with pytest.raises(EngineDead, match="key"):
             coming.result(20)
 
@@ -203,12 +213,20 @@ def test_without_ray_the_command_that_installs_it_is_said(monkeypatch: pytest.Mo
         lead(first, said(first), Patience(20), call)
 
 
-def test_a_second_of_the_same_rank_is_refused() -> None:
+def test_a_second_of_the_same_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third = places(3)
+    admit, admitted = ranks_joining._admitted, threading.Event()
+
+    def seen(*given: Any) -> Any:
+        came = admit(*given)
+        admitted.set()
+        return came
+
+    monkeypatch.setattr(ranks_joining, "_admitted", seen)
     with ThreadPoolExecutor(3) as threads:
         leading = threads.submit(lead, first, said(first), Patience(20))
         coming = joining(threads, second)
-        time.sleep(0.5)
+        until(admitted.is_set)
         with pytest.raises(OptionError, match=r"rank 1 of 3 \(127.0.0.1\) is there already"):
             join(second, lambda port: said(second), Patience(20))
         last = joining(threads, third)

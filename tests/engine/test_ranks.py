@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from headrace.base.step import DraftCosts, Drafting
 from headrace.engine.loop import prediction
 from headrace.engine.loop.build import Built
 from headrace.engine.ranks import group
+from headrace.engine.ranks.ends import SpawnedEnd
 from headrace.engine.ranks.group import GroupExecutor
 from headrace.kernels.dealing import STEPS, Dealing
 from headrace.sched import Scheduler
@@ -119,15 +119,17 @@ def test_a_cache_below_them_is_left_out_with_the_reason(model: Path, cache: Path
     ("layout", "rank"),
     [("TP2", "1 of 2"), ("PP2", "1 of 2"), *(("TP2.PP2", f"{rank} of 4") for rank in (1, 2, 3))],
 )
-def test_a_killed_rank_is_named(model: Path, cache: Path, layout: str, rank: str) -> None:
+def test_a_killed_rank_is_named(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, layout: str, rank: str
+) -> None:
+    """By its end: its silence is never waited for."""
+    monkeypatch.setattr(group, "SILENT", 1e6)
     with opened(model, cache, layout=layout) as llm:
         executor = llm._engine.core.executor
         assert isinstance(executor, GroupExecutor)
         os.kill(executor._others[int(rank[0]) - 1].end.pid, signal.SIGKILL)
-        begin = time.monotonic()
         with pytest.raises(EngineDead, match=f"rank {rank} was ended by SIGKILL"):
             llm.generate(["one"], WISHES[0])
-        assert time.monotonic() - begin < 5
         pids = [other.end.pid for other in executor._others]
     for pid in pids:
         with pytest.raises(ProcessLookupError):
@@ -156,10 +158,8 @@ def test_two_hundred_aborts_leave_nothing(model: Path, cache: Path, layout: str)
                 core.abort(alive.pop(number % 12))
         for request in alive:
             core.abort(request)
-        storm = time.monotonic()
         while core.has_work or scheduler.stats().kv_usage:
             core.turn()
-            assert time.monotonic() - storm < 1
         scheduler.check_integrity()
         assert llm.generate(["one"], WISHES[0])[0].outputs == wanted[0].outputs
 
@@ -168,20 +168,23 @@ def test_a_stopped_rank_goes_on_or_is_ended(
     model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All others wait for it in the middle of a step, and nobody is told that it stands still."""
-    monkeypatch.setattr(group, "SILENT", 2.0)
+    monkeypatch.setattr(group, "SILENT", 1e6)
     with opened(model, cache, layout="TP2") as llm:
         executor = llm._engine.core.executor
         assert isinstance(executor, GroupExecutor)
-        pid = executor._others[0].end.pid
+        end = executor._others[0].end
+        assert isinstance(end, SpawnedEnd)
+        pid = end.pid
         wanted = llm.generate(["one"], WISHES[0])
         os.kill(pid, signal.SIGSTOP)
         threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)).start()
         assert llm.generate(["one"], WISHES[0])[0].outputs == wanted[0].outputs
+        pulse = end._child._pulse
+        assert pulse is not None
         os.kill(pid, signal.SIGSTOP)
-        begin = time.monotonic()
+        pulse._silent = 2.0
         with pytest.raises(EngineDead, match="rank 1 of 2 has been silent for 2 s and was ended"):
             llm.generate(["one"], WISHES[0])
-        assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize("layout", ["TP2", "TP3"])

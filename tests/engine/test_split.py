@@ -132,7 +132,7 @@ def test_two_hundred_aborts_leave_nothing(tiny: Path, address: str) -> None:
         nothing_is_held(here, there)
         assert counts(here).handed == 200
         assert counts(here).left > 0
-        until(lambda: counts(there).leases == counts(there).lent_blocks == 0, 1.0)
+        until(lambda: counts(there).leases == counts(there).lent_blocks == 0)
         assert greedy(here, PROMPT)[1] == 64
         nothing_is_held(here, there)
 

@@ -6,27 +6,32 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import yaml
+from helm import linted, rendered
 from test_factory_rings import Workshop
 
 from headrace.base.config import ServerOptions
 from headrace.base.errors import OptionError
-from headrace.factory.chart import FRAMES, OURS, schema, write_chart
+from headrace.factory.chart import ABOUT, AROUND, FRAMES, OURS, schema, write_chart
+from headrace.server.hosts import read_hosts
 
 DIGEST = f"sha256:{'0' * 64}"
 IMAGE, REFERENCE = f"registry.example/headrace@{DIGEST}", f"registry.example/models/one@{DIGEST}"
+MEMORY = 1_500_000_000
 KEY = {"own.pem": "-----BEGIN PUBLIC KEY-----\n"}
 
 
 @pytest.fixture
 def chart(tmp_path: Path) -> Path:
     shop = Workshop(tmp_path / "cache")
-    shop.profile("one")
+    shop.profile("one", limits={"memory": MEMORY})
     folder = tmp_path / "chart"
     profile = shop.rings.find("one")
     asked = {"weights": DIGEST, "trusted": KEY}
@@ -45,7 +50,7 @@ def chart(tmp_path: Path) -> Path:
 
 
 def values(chart: Path, **changes: Any) -> Any:
-    return json.loads((chart / "values.yaml").read_text()) | changes
+    return yaml.safe_load((chart / "values.yaml").read_text()) | changes
 
 
 def test_the_schema_is_one_and_takes_the_charts_own_values(chart: Path) -> None:
@@ -102,6 +107,16 @@ SCALED = {"prometheus": "http://prometheus:9090", "maxReplicas": 4, "wait": 2}
         {"weights": {"from": "volume", "reference": "models:1", "path": "/weights", "panels": ""}},
         {"weights": {"from": "load", "reference": REFERENCE, "path": "/weights", "panels": "one"}},
         {"frame": "DaemonSet"},
+        {"replicas": 0},
+        {"gpu": {"count": 2, "resource": "nvidia.com/gpu", "runtimeClass": ""}},
+        {"gpu": {"count": 1, "resource": "gpu", "runtimeClass": ""}},
+        {"gpu": 1},
+        {"probes": {"startSeconds": 0, "readySeconds": 1, "liveSeconds": 1}},
+        {"ingress": {"host": "A_B", "class": "", "tlsSecret": "", "annotations": {}}},
+        {"router": {"replicas": -1, "hosts": "", "resources": {}}},
+        {"httpRoute": {"gateway": "g", "namespace": "", "hostnames": [""], "timeout": "0s"}},
+        {"httpRoute": {"gateway": "g", "namespace": "", "hostnames": [], "timeout": "long"}},
+        {"frame": "InferenceService", "router": {"replicas": 1, "hosts": "", "resources": {}}},
         {"frame": "InferenceService", "monitor": True},
         {"frame": "InferenceService", "autoscale": SCALED},
     ],
@@ -112,26 +127,17 @@ def test_wrong_values_are_refused(chart: Path, changes: dict[str, Any]) -> None:
         jsonschema.validate(values(chart, **changes), schema())
 
 
-def rendered(chart: Path, *settings: str, words: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    yaml = pytest.importorskip("yaml")
-    helm = shutil.which("helm")
-    if helm is None:
-        pytest.skip("helm is not installed")
-    words = (helm, "template", "river", str(chart), *words)
-    words += tuple(word for one in settings for word in ("--set", one))
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
-
-
 NAMED = "frame=StatefulSet"
 SETTINGS: list[tuple[str, ...]] = [
     (),
     (NAMED, "replicas=3"),
     ("options.log_format=json", "options.drain_seconds=7"),
-    ("options.max_body=123456789", "replicas=0"),
+    ("options.max_body=123456789", "disruptions=0"),
     ("tolerations[0].operator=Exists", "imagePullSecrets[0].name=pull"),
     ("weights.from=volume",),
     ("weights.from=volume", f"weights.panels={REFERENCE}"),
+    ("gpu.count=1", "gpu.resource=nvidia.com/mig-3g.71gb", "gpu.runtimeClass=nvidia"),
+    ("probes.startSeconds=61", "resources.limits.memory=16Gi"),
     ("network.from[0].podSelector.matchLabels.app=gateway", "nodeSelector=null"),
 ]
 
@@ -278,7 +284,7 @@ LET_PASS = {
 
 def test_a_policy_finds_nothing(chart: Path, tmp_path: Path) -> None:
     """Checkov's rules about pods, their rights and their network."""
-    checkov, yaml = shutil.which("checkov"), pytest.importorskip("yaml")
+    checkov = shutil.which("checkov")
     documents = rendered(chart, *MONITORED, *PULLED)
     if checkov is None:
         pytest.skip("checkov is not installed")
@@ -313,3 +319,146 @@ def test_pods_have_no_rights_and_know_what_they_serve(chart: Path) -> None:
     assert settings["options.toml"] == 'host = "0.0.0.0"\nmax_body = 123456789\n'
     assert trusted == KEY
     assert [one["kind"] for one in documents].count("ServiceMonitor") == 1
+
+
+# Ways in, GPUs, values that explain themselves
+
+
+def test_the_values_have_a_comment_each(chart: Path) -> None:
+    text = (chart / "values.yaml").read_text()
+    held = values(chart)
+
+    def paths(document: dict[str, Any], above: str = "") -> set[str]:
+        found = set()
+        for name, value in document.items():
+            here = f"{above}{name}"
+            found.add(here)
+            if isinstance(value, dict) and any(one.startswith(f"{here}.") for one in ABOUT):
+                found |= paths(value, f"{here}.")
+        return found
+
+    assert paths(held) == set(ABOUT)
+    lines = text.splitlines()
+    for place, line in enumerate(lines):
+        if re.match(r" *[a-zA-Z]+:", line):
+            assert lines[place - 1].lstrip().startswith("# "), line
+    for spec in fields(ServerOptions):
+        assert (f"#   {spec.name}: {json.dumps(spec.default)}" in lines) == (spec.name not in OURS)
+    assert max(map(len, (line for line in lines if "#" in line))) < 500
+
+
+def test_memory_is_requested_as_the_plan_needs_it(chart: Path, tmp_path: Path) -> None:
+    requests = values(chart)["resources"]["requests"]
+    asked = int(requests["memory"].removesuffix("Mi")) << 20
+    assert MEMORY + AROUND <= asked < MEMORY + AROUND + (1 << 28)
+    shop = Workshop(tmp_path / "older")
+    shop.profile("older")
+    folder, profile = tmp_path / "older_chart", shop.rings.find("older")
+    write_chart(folder, profile, image=IMAGE, reference=REFERENCE, weights=DIGEST, trusted=KEY)
+    assert "memory" not in values(folder)["resources"]["requests"], "the profile says none"
+
+
+def test_a_profile_of_a_gpu_asks_for_one(tmp_path: Path) -> None:
+    shop = Workshop(tmp_path / "cache")
+    hardware = {"machine": "x86_64", "cores": 8, "gpus": ["NVIDIA H200 139 GiB"]}
+    shop.profile("gpu", hardware=hardware, limits={"memory": 120 << 30})
+    folder, profile = tmp_path / "gpu_chart", shop.rings.find("gpu")
+    write_chart(folder, profile, image=IMAGE, reference=REFERENCE, weights=DIGEST, trusted=KEY)
+    assert values(folder)["resources"]["requests"] == {"cpu": "8", "memory": "4096Mi"}
+    settings = ("gpu.runtimeClass=nvidia", "resources.limits.memory=64Gi")
+    (pod,) = pods_of(rendered(folder, *settings), "Deployment")
+    assert pod["runtimeClassName"] == "nvidia"
+    for container in (*pod["initContainers"], *pod["containers"]):
+        limits = container["resources"]["limits"]
+        assert limits == {"nvidia.com/gpu": "1", "memory": "64Gi"}
+    (pod,) = pods_of(rendered(folder, "gpu.count=0"), "Deployment")
+    assert "runtimeClassName" not in pod
+    assert "limits" not in pod["containers"][0]["resources"]
+
+
+def pods_of(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [one["spec"]["template"]["spec"] for one in documents if one["kind"] == kind]
+
+
+FRONT = (
+    "ingress.host=river.example.com",
+    "ingress.class=nginx",
+    "ingress.tlsSecret=river",
+    "ingress.annotations.a\\.example/b=c",
+    "httpRoute.gateway=gate",
+    "httpRoute.namespace=gates",
+    "httpRoute.hostnames[0]=*.example.org",
+    "router.replicas=2",
+    "router.hosts=one.example",
+    "network.from[0].podSelector.matchLabels.app=gateway",
+)
+
+
+def test_ways_in_lead_to_the_router_and_the_router_to_the_pods(chart: Path) -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    documents = rendered(chart, *FRONT)
+    kinds = [one["kind"] for one in documents]
+    assert kinds.count("Deployment") == kinds.count("NetworkPolicy") == kinds.count("Service") == 2
+    for one in documents:
+        if one["kind"] != "HTTPRoute":
+            validator.validate(one, "1.37", strict=True)
+    named = {(one["kind"], one["metadata"]["name"]): one for one in documents}
+    ingress, route = named["Ingress", "river"]["spec"], named["HTTPRoute", "river"]["spec"]
+    (path,) = ingress["rules"][0]["http"]["paths"]
+    assert path["backend"]["service"] == {"name": "river-router", "port": {"name": "http"}}
+    assert ingress["tls"] == [{"hosts": ["river.example.com"], "secretName": "river"}]
+    assert route["parentRefs"] == [{"name": "gate", "namespace": "gates"}]
+    (rule,) = route["rules"]
+    assert rule["backendRefs"] == [{"name": "river-router", "port": 80}]
+    assert rule["timeouts"] == {"request": "0s"}
+    service = named["Service", "river-router"]["spec"]
+    router = named["Deployment", "river-router"]["spec"]["template"]
+    assert service["selector"] == router["metadata"]["labels"]
+    args = router["spec"]["containers"][0]["args"]
+    assert args[:2] == ["route", "k8s://default/river:http"]
+    names = args[args.index("--hosts") + 1].split(",")
+    assert names == [
+        ".cluster.local", "river-router", "river-router.default", "one.example",
+        "river.example.com", ".example.org",
+    ]  # fmt: skip
+    assert read_hosts(",".join(names))
+    (ours,) = [one for one in documents if one["kind"] == "Role"]
+    assert ours["rules"] == [
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["get", "list", "watch"],
+        }
+    ]
+    (rule,) = named["NetworkPolicy", "river"]["spec"]["ingress"]
+    assert {"podSelector": {"matchLabels": router["metadata"]["labels"]}} in rule["from"]
+    assert len(rule["from"]) == 2
+    ports = [one["name"] for one in named["Service", "river"]["spec"]["ports"]]
+    assert ports == ["http"], "the router asks for the port of this name"
+
+
+def test_the_routers_command_is_one_of_ours(chart: Path, tmp_path: Path) -> None:
+    """Without a cluster it says that it is in none."""
+    (pod,) = [
+        one["spec"]["template"]["spec"]
+        for one in rendered(chart, *FRONT)
+        if one["kind"] == "Deployment" and one["metadata"]["name"] == "river-router"
+    ]
+    words = [sys.executable, "-m", "headrace", *pod["containers"][0]["args"]]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no KUBERNETES_SERVICE_HOST is set here" in done.stderr
+
+
+def test_without_a_router_ways_in_lead_to_the_service(chart: Path) -> None:
+    documents = rendered(chart, "ingress.host=a.example", "httpRoute.gateway=gate")
+    named = {one["kind"]: one.get("spec") for one in documents}
+    (path,) = named["Ingress"]["rules"][0]["http"]["paths"]
+    assert path["backend"]["service"]["name"] == "river"
+    assert "tls" not in named["Ingress"]
+    assert named["HTTPRoute"]["rules"][0]["backendRefs"][0]["name"] == "river"
+    assert "ServiceAccount" not in named
+
+
+def test_helm_finds_nothing_wrong(chart: Path) -> None:
+    assert linted(chart) == []

@@ -27,6 +27,7 @@ from typing import Any
 
 import pytest
 from factory_cell import AT_LEAST, Made, flip
+from helm import rendered
 from oras.provider import Registry
 from test_factory_airgap import Service, without_a_network
 
@@ -38,7 +39,7 @@ from tiny import talker
 
 pytestmark = pytest.mark.slow
 
-NEEDED = "podman", "runc", "docker-registry", "helm"
+NEEDED = "podman", "runc", "docker-registry"
 PATHS = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 CONTAINERS = """[containers]
 default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
@@ -137,10 +138,7 @@ class Podman:
 
     def take(self, chart: Path, *settings: str) -> None:
         """Render a chart, by Helm: pods are of this one from now on."""
-        yaml = pytest.importorskip("yaml")
-        words = ["helm", "template", "river", str(chart), *(f"--set={one}" for one in settings)]
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
-        found = [one for one in yaml.safe_load_all(done.stdout) if one]
+        found = rendered(chart, *settings)
         (self.pod,) = [one["spec"]["template"] for one in found if one["kind"] == "Deployment"]
         self.settings = [one for one in found if one["kind"] == "ConfigMap"]
 

@@ -15,7 +15,7 @@ pytest.importorskip("duckdb", reason="duckdb is not installed")
 from headrace.base.errors import OptionError
 from headrace.cli.factory_fleet import command
 from headrace.factory.lake import Lake
-from headrace.factory.lake_usage import usage_rows
+from headrace.factory.lake_usage import failure_rows, usage_rows
 
 NOW = datetime.now(UTC)
 
@@ -48,7 +48,10 @@ def lake(tmp_path: Path) -> Lake:
                 line(day, key="a", model="adapter", **work(3, 0, 3)),
                 line(day, key="b", model="m", **work(7, 7, 1)),
                 line(day, model="m", **work(2, 0, 2)),
-                line(day, key="a", status=429),
+                line(day, key="a", status=429, error="rate_limit_exceeded"),
+                line(day, key="b", status=400, error="invalid_value", param="top_p"),
+                line(2 * day, key="b", status=400, error="invalid_value", param="top_p"),
+                line(40 * day, key="b", status=500),
                 line(day, key="c", model="m", **work("x", 10**30, None)),  # type: ignore[arg-type]
                 line(40 * day, key="a", model="m", **work(100, 0, 100)),
             ]
@@ -76,6 +79,19 @@ def test_sums_by_key_and_model(lake: Lake) -> None:
     assert sums(usage_rows(lake, None, "a", None))["a", "m"] == (3, 111, 4, 107)
     assert usage_rows(lake, month, "a' OR '1'='1", None) == []
     assert usage_rows(lake, month, None, "other") == []
+
+
+def test_failures_by_kind(lake: Lake) -> None:
+    month = NOW - timedelta(days=30)
+    rows = [tuple(row.values())[:6] for row in failure_rows(lake, month, None, None)]
+    path = "/v1/chat/completions"
+    assert rows == [
+        (400, "invalid_value", "top_p", path, "b", 2),
+        (429, "rate_limit_exceeded", "–", path, "a", 1),
+    ]
+    assert [row["status"] for row in failure_rows(lake, None, "b", None)] == [400, 500]
+    last = failure_rows(lake, month, "b", "chat")[0]["last"]
+    assert last == f"{NOW - timedelta(days=1):%Y-%m-%d %H:%M:%S}"
 
 
 def test_names_of_logs_are_not_markup(lake: Lake, tmp_path: Path) -> None:

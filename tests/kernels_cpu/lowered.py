@@ -71,7 +71,8 @@ def fields(structure: ctypes.Structure, places: Places) -> str:
         if isinstance(value, ctypes.Structure):
             text = fields(value, places)
         elif name == "parts":
-            part = records.HrPart if isinstance(structure, records.HrLinear) else records.HrLoraPart
+            of = "HrPart" if isinstance(structure, records.HrLinear) else "HrLoraPart"
+            part = records.HEADER.struct(of)
             array = (part * structure.count).from_address(value)
             text = " ".join(fields(each, places) for each in array)
         elif kind is ctypes.c_void_p:

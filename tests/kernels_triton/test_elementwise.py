@@ -41,6 +41,17 @@ def test_layer_norm_and_activations(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("count", "width"), [(0, 64), (1, 96), (4, 1000), (3, 2100)])
+def test_scatter(dtype: torch.dtype, count: int, width: int) -> None:
+    torch.manual_seed(1)
+    ops, ref = TritonOperators(dtype), ReferenceOperators(dtype)
+    x, wide = torch.randn(6, width + 8).to(dtype)[:, :width], torch.randn(count, 2 * width)
+    rows, places = wide.to(dtype)[:, :width], torch.randperm(6)[:count]
+    expected = ref.scatter(x.clone(), rows, places)
+    assert torch.equal(ops.scatter(x, rows, places), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 64), (3, 896), (5, 1000), (2, 5120)])
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_norm(dtype: torch.dtype, rows: int, width: int, offset: float) -> None:

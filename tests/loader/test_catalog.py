@@ -33,6 +33,8 @@ def test_an_entry_is_whole(name: str) -> None:
     paths = [file.path for file in model.files]
     if model.gguf is not None:
         assert paths == [model.gguf]
+    elif model.task == "program":
+        assert any(path.endswith(".onnx") for path in paths)
     else:
         assert {"config.json", "tokenizer.json"} <= set(paths)
         assert ("model.bin" if model.speech else "model.safetensors") in paths
@@ -86,4 +88,4 @@ def test_reading_keeps_files_with_their_wheels() -> None:
 def test_a_near_name_is_suggested(name: str) -> None:
     with pytest.raises(ModelNotFound) as caught:
         open_model(name)
-    assert re.search(r"; did you mean [\w.-]+\?; a model is", caught.value.message)
+    assert re.search(r"org/name:q4_k_m; did you mean [\w.-]+\?$", caught.value.message)

@@ -22,6 +22,7 @@ from headrace.roofline.hardware import (
     load_hardware,
     save_hardware,
 )
+from headrace.roofline.prices import read_prices
 from headrace.roofline.step import StepModel, step_time
 from headrace.roofline.weights import WIDE_ENDS, WeightBytes
 
@@ -208,6 +209,9 @@ def test_hardware_by_name(tmp_path: Path) -> None:
         path.write_text(json.dumps(asdict(replace(SLOW, name=name))))  # type: ignore[arg-type]
         with pytest.raises(OptionError, match="name must be printable"):
             load_hardware(path)
-    path.write_text("{half")
-    with pytest.raises(OptionError, match="calibrate"):
-        load_hardware(path)
+    for text in ("{half", "[" * 100_000, '{"name": ' * 100_000):
+        path.write_text(text)
+        with pytest.raises(OptionError, match="calibrate"):
+            load_hardware(path)
+        with pytest.raises(InvalidRequest, match="no price table"):
+            read_prices(path)

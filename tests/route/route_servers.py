@@ -56,6 +56,8 @@ class Mock:
     """Blocks that it reports to every listener; it reports nothing more."""
     more: list[tuple[bytes, bytes]] = field(default_factory=list)
     """Further headers of its answers that are not streamed."""
+    models: bytes = b'{"object": "whole"}'
+    """Body of its answers that are not streamed."""
     listeners: int = 0
     cancelled: int = 0
     url: str = ""
@@ -80,7 +82,7 @@ class Mock:
         self.bodies.append(asked)
         self.clients.add(scope["client"])
         if self.status != 200 or not asked.get("stream"):
-            await self._say(send, self.status, b'{"object": "whole"}')
+            await self._say(send, self.status, self.models)
             return
         kind = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": kind})

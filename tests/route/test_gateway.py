@@ -228,9 +228,7 @@ async def test_two_gateways_before_many_servers_count_to_nothing() -> None:
         assert {text for text, _ in found} == {"".join(WORDS)}
 
 
-@pytest.mark.parametrize(
-    ("urls", "match"), [([], "at least one"), (["a:1", "a:1"], "twice"), (["ftp://x"], "address")]
-)
+@pytest.mark.parametrize(("urls", "match"), [(["a:1", "a:1"], "twice"), (["ftp://x"], "address")])
 @on_the_loop_of_servers
 async def test_addresses_that_are_none(urls: list[str], match: str) -> None:
     with pytest.raises(OptionError, match=match):

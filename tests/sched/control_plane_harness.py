@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.base.drafted import Verified
+from headrace.base.encodings import EncoderShape, EncodingName
 from headrace.base.outputs import Output, Vector
 from headrace.base.request import Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
@@ -34,6 +35,8 @@ from headrace.base.tiers import KeyedBlock, OrderEnd
 from headrace.kv import KvManager, Tiers
 from headrace.sched import Limits, Resource, Scheduler, State, Work
 from headrace.sched.admission import work_of
+from headrace.sched.encodings import Encodings
+from headrace.sched.price import MixedPrices
 
 VOCAB = 50
 EOS = 7
@@ -116,6 +119,16 @@ DRAFTERS: dict[str, Callable[[random.Random, int], int]] = {
 """Number of right drafts out of `count`."""
 
 
+@dataclass
+class Encoded:
+    """The worker's knowledge of an encoding."""
+
+    name: EncodingName
+    content: bytes
+    rows: int
+    done: int = 0
+
+
 class FakeWorker:
     def __init__(
         self,
@@ -125,6 +138,7 @@ class FakeWorker:
         *,
         depth: int = 1,
         drafter: str = "random",
+        encoder: EncoderShape | None = None,
     ) -> None:
         self.pool = pool
         self.drafts = drafts
@@ -137,6 +151,11 @@ class FakeWorker:
         self.works: dict[int, Work] = {}
         self.slots: dict[int, list[int]] = {}
         """Identities of a slot's last text."""
+        self.encoder = encoder
+        self.encodings: dict[int, Encoded] = {}
+        self.tenants: dict[int, str] = {}
+        self.fails_items = 0.0
+        """Chance that an item fails alone."""
 
     def execute(self, plan: StepPlan, *, fails: bool = False, tainted: bool = False) -> Flying:
         """`fails`: writes garbage and reports an error. `tainted`: a step before it failed."""
@@ -153,6 +172,7 @@ class FakeWorker:
             for token in admission.tokens:
                 stay.learn(token)
             self.rows[admission.row] = stay
+            self.tenants[admission.row] = admission.tenant
         for write in plan.blocks:
             table = self.rows[write.row].tables[write.group]
             assert write.first <= len(table), "a hole in the table"
@@ -171,12 +191,11 @@ class FakeWorker:
             for at in range(self.pool.block_size):
                 held = self.store.get((group, source, at), GARBAGE)
                 self.store[group, target, at] = held
+        failures = self._encode(plan)
         work = []
         verified: dict[int, Verified] = {}
-        parts = plan.parts or (0,) * len(plan.rows)
-        for entry, row in enumerate(plan.rows):
-            assert parts[entry] == self.rows[row].work.part
-        columns = zip(plan.rows, plan.starts, plan.counts, plan.samples, strict=True)
+        columns = list(zip(plan.rows, plan.starts, plan.counts, plan.samples, strict=True))
+        columns = columns[: plan.texts]
         for entry, (row, start, count, samples) in enumerate(columns):
             stay = self.rows[row]
             if stay.computed is None:
@@ -201,6 +220,8 @@ class FakeWorker:
                     verified[entry] = Verified("fake", ready, accepted)
             assert tainted or begin == stay.computed, "a gap, or work done twice"
             assert samples == (start + planned >= known)
+            if not tainted:
+                self._check_inputs(row, stay, begin, begin + count)
             if not stay.work.keeps:
                 atom = stay.work.atom
                 assert begin % atom == 0, "begins inside an atom"
@@ -247,12 +268,53 @@ class FakeWorker:
             result_tokens.append(new)
             logprobs.append([TokenLogprobs(-1.0, token, [], []) for token in new])
             prompt_logprobs.append(scores)
+        for _ in plan.rows[plan.texts :]:
+            for column in (result_tokens, logprobs, prompt_logprobs):
+                column.append([])
+            proposed.append(b"")
         result = StepResult(plan.number, result_tokens, logprobs, prompt_logprobs, outputs)
+        if self.encoder is not None:
+            result.failures = failures
+            for slot, count in list(zip(plan.rows, plan.counts, strict=True))[plan.texts :]:
+                result.encoding += 1e-3 * self.encodings[slot].rows * count
+            result.seconds = result.encoding + 1e-3 * plan.tokens
         if self.drafts:
             result.proposed, result.verified = proposed, verified or None
         if fails:
             result = StepResult(plan.number, [], error="the step failed")
         return Flying(plan, result, touched)
+
+    def _encode(self, plan: StepPlan) -> dict[int, str]:
+        """Compute the slices of the plan's last entry; return its failure, if it fails alone."""
+        for slot in plan.dropped:
+            del self.encodings[slot]
+        for slot, name, source, units in plan.encodings:
+            assert self.encoder is not None
+            others = [one for at, one in self.encodings.items() if at != slot]
+            whole = [one for one in others if one.done == self.encoder.slices]
+            assert name not in [one.name for one in whole], "computed twice"
+            self.encodings[slot] = Encoded(name, source.token, units)
+        failures = {}
+        for entry in range(plan.texts, len(plan.rows)):
+            assert self.encoder is not None
+            slot, start, count = plan.rows[entry], plan.starts[entry], plan.counts[entry]
+            found = self.encodings[slot]
+            if self.rng.random() < self.fails_items:
+                failures[entry] = "the item failed"
+            elif found.done == start:
+                found.done += count
+                assert plan.samples[entry] == (found.done == self.encoder.slices)
+        return failures
+
+    def _check_inputs(self, row: int, stay: Stay, begin: int, end: int) -> None:
+        """Assert that the rows of encodings which a chunk stands for are there, and its own."""
+        for span in stay.spec.inputs if self.encoder is not None else ():
+            if begin < span.first + span.length and span.first < end:
+                name = EncodingName(self.tenants[row], span.digest)
+                (found,) = [one for one in self.encodings.values() if one.name == name]
+                assert self.encoder is not None
+                assert found.done == self.encoder.slices, "read before it is complete"
+                assert found.content == repr(name).encode(), "of another tenant or content"
 
     def _attend(
         self, stay: Stay, begin: int, end: int, touched: set[tuple[int, int]], *, check: bool
@@ -383,27 +445,45 @@ class Driver:
         resources: tuple[Resource, ...] = (),
         drafter: str = "random",
         kept: dict[tuple[int, bytes], list[int]] | None = None,
+        encoder: EncoderShape | None = None,
     ) -> None:
-        """`kept`: what a tier below the pool begins with; None: there is no tier."""
+        """`kept`: what a tier below the pool begins with; None: there is no tier. `encoder`: inputs
+        are encoded by a part."""
         self.now = 0.0
         self.rng = random.Random(seed)
         self.kv = KvManager(pool, prefix_cache=prefix_cache)
         self.tier: FakeTier | None = None
         if kept is not None:
             worker = FakeWorker(
-                pool, random.Random(seed + 1), limits.drafts, depth=limits.depth, drafter=drafter
+                pool,
+                random.Random(seed + 1),
+                limits.drafts,
+                depth=limits.depth,
+                drafter=drafter,
+                encoder=encoder,
             )
             self.tier = FakeTier(worker, random.Random(seed + 2), kept, far=bool(seed % 2))
             # Nothing, as long as the load, or long.
             computing = lambda start, tokens: self.rng.choice([0.0, 1e-3, 1.0, 1.0])  # noqa: E731
             self.kv.tiers = Tiers(self.kv, self.tier, [1] * len(pool.groups), computing)
             resources = (*resources, FakeCache(self.kv.tiers))
-        self.scheduler = Scheduler(limits, self.kv, resources, clock=lambda: self.now)
+        encodings = None
+        if encoder is not None:
+            prices = MixedPrices(lambda tokens: 1e-3 * tokens, lambda units: 1e-3 * units)
+            encodings = Encodings(encoder, prices)
+        self.scheduler = Scheduler(
+            limits, self.kv, resources, clock=lambda: self.now, encodings=encodings
+        )
         self.worker = (
             self.tier.worker
             if self.tier
             else FakeWorker(
-                pool, random.Random(seed + 1), limits.drafts, depth=limits.depth, drafter=drafter
+                pool,
+                random.Random(seed + 1),
+                limits.drafts,
+                depth=limits.depth,
+                drafter=drafter,
+                encoder=encoder,
             )
         )
         self.flying: deque[Flying] = deque()
@@ -418,8 +498,8 @@ class Driver:
         self.scheduler.add(request)
         self._added(request)
 
-    def add_once(self, request: Request, atom: int, part: int) -> None:
-        """An input in atoms, of another part, that keeps nothing: as an encoder's beside text."""
+    def add_once(self, request: Request, atom: int) -> None:
+        """An input in atoms that keeps nothing."""
         scheduler = self.scheduler
         [work] = work_of(
             request,
@@ -429,7 +509,7 @@ class Driver:
             max_context=scheduler.max_context,
             kv=self.kv,
         )
-        work.keeps, work.atom, work.part = False, atom, part
+        work.keeps, work.atom = False, atom
         scheduler.enter([work])
         self._added(request)
 

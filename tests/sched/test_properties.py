@@ -129,7 +129,7 @@ def one_life(
             once = encodes and not request.spec.generates and min(atom, length) <= budget
             try:
                 if once:
-                    driver.add_once(request, atom, part=rng.randint(0, 2))
+                    driver.add_once(request, atom)
                 else:
                     driver.add(request)
             except (Overloaded, ContextOverflow):

@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
 import psutil
+
+if TYPE_CHECKING:
+    import anthropic
+    import ollama
+    import openai
 
 HERE = Path(__file__).parent
 FAKE = """
@@ -49,6 +53,27 @@ class Running:
     lines: list[str] = field(default_factory=list)
     url: str = ""
     reader: Thread | None = None
+    clients: ExitStack = field(default_factory=ExitStack)
+    """Clients that its tests have made; `running` closes them."""
+
+    def openai(self, **options: Any) -> openai.OpenAI:
+        """A client that fails where it might try again."""
+        import openai
+
+        keyed = {"api_key": "none", "max_retries": 0, **options}
+        return self.clients.enter_context(openai.OpenAI(base_url=self.url + "/v1", **keyed))
+
+    def anthropic(self, **options: Any) -> anthropic.Anthropic:
+        """One that fails where it might try again, too."""
+        import anthropic
+
+        keyed = {"api_key": "none", "max_retries": 0, **options}
+        return self.clients.enter_context(anthropic.Anthropic(base_url=self.url, **keyed))
+
+    def ollama(self) -> ollama.Client:
+        import ollama
+
+        return self.clients.enter_context(ollama.Client(host=self.url))
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
@@ -96,7 +121,8 @@ def running(
     try:
         if ready:
             server.url = server.await_line(r"ready: .* on (https?://\S+)").group(1)
-        yield server
+        with server.clients:
+            yield server
     finally:
         if process.poll() is None:
             process.terminate()
@@ -160,14 +186,6 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     while not ended(pid):
         time.sleep(0.005)
-
-
-def own_port() -> int:
-    """A free port below those that the system hands out: nobody takes it between two servers."""
-    for port in range(21_000, 24_000):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("no port is free")
 
 
 def memory(server: Running) -> int:

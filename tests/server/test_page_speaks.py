@@ -62,5 +62,25 @@ def test_what_is_said_is_written_down(tmp_path: Path) -> None:
         assert button.get_attribute("aria-pressed") == "true"
         button.click()
         playwright.expect(button).to_have_attribute("aria-pressed", "false", timeout=60_000)
+        page.set_input_files("#chooser", str(said))
+        save = page.locator("#hear-srt")
+        save.wait_for(state="visible", timeout=90_000)
+        assert "tuesday" in page.locator("#segments").inner_text().lower()
+        with page.expect_download() as taken:
+            save.click()
+        assert taken.value.suggested_filename == "said.srt"
+        cues = Path(taken.value.path()).read_text()
+        assert cues.startswith("1\n00:00:00,")
+        assert "Tuesday" in cues
+        with page.expect_download() as taken:
+            page.locator("#hear-vtt").click()
+        assert Path(taken.value.path()).read_text().startswith("WEBVTT\n\n00:00:00.")
+        assert page.locator("#language option").count() > 90
+        page.select_option("#language", "en")
+        page.check("#translate")
+        with page.expect_request("**/v1/audio/translations") as sent:
+            page.set_input_files("#chooser", str(said))
+        assert b'name="language"' in sent.value.post_data_buffer
+        page.locator("#hear-stop").wait_for(state="hidden", timeout=90_000)
         assert not problems, problems
         browser.close()

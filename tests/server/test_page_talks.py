@@ -112,7 +112,7 @@ def test_an_edit_is_a_branch_and_both_are_kept(visit: Callable[..., Any]) -> Non
         tab.click("#show-talks")
         assert tab.locator("#talks li").count() == 2
         with tab.expect_download() as found:
-            tab.click("#talks li:nth-child(1) >> text=Text")
+            tab.click("#talks li:nth-child(1) >> text=Markdown")
         text = Path(found.value.path()).read_text()
         assert "## You\n\nAnother\n" in text
         assert "Two" not in text

@@ -93,6 +93,7 @@ async def test_a_refusal_has_no_tokens(keyed: httpx.AsyncClient, log: io.StringI
     )
     first, second = lines(log)
     assert (first["status"], first["key"]) == (404, "team-a")
+    assert (first["error"], first["param"]) == ("model_not_found", "model")
     assert second["status"] == 401
     assert "key" not in second
     assert not {"prompt_tokens", "finish", "ttft_seconds"} & (set(first) | set(second))

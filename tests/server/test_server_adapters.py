@@ -55,7 +55,7 @@ def server(root: Path, kept: Kept) -> Iterator[Running]:
 
 @pytest.fixture
 def client(server: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=120)
+    return server.openai(timeout=120)
 
 
 def post(server: Running, route: str, **body: Any) -> httpx.Response:

@@ -31,7 +31,7 @@ def lines(count: int, **body: Any) -> bytes:
 
 
 def client_of(server: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    return server.openai()
 
 
 def begin(client: openai.OpenAI, content: bytes) -> Any:

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from processes import Running, headrace, running
@@ -47,7 +46,7 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture
 def client(server: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=300)
+    return server.openai(timeout=300)
 
 
 def chat(client: openai.OpenAI, **more: Any) -> Any:
@@ -93,7 +92,7 @@ def test_responses_call_ten_times_of_ten(client: openai.OpenAI) -> None:
 
 
 def test_messages_call_ten_times_of_ten(server: Running) -> None:
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=300)
+    client = server.anthropic(timeout=300)
     tool: Any = {
         "name": "get_weather",
         "description": FUNCTION["description"],

@@ -44,7 +44,7 @@ def server(folder: Path, oracle: Any) -> Iterator[Running]:
 
 @pytest.fixture
 def client(server: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    return server.openai()
 
 
 def samples_of(seed: int, seconds: float) -> np.ndarray[Any, Any]:

@@ -106,7 +106,7 @@ def test_langchain_errors(server: Running) -> None:
 
 
 def test_anthropics_client_with_tools(server: Running) -> None:
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    client = server.anthropic()
     given: Any = {
         "model": "tiny",
         "max_tokens": 300,
@@ -149,7 +149,7 @@ def test_anthropics_client_with_tools(server: Running) -> None:
 
 
 def test_anthropics_client_sees_typed_errors(server: Running) -> None:
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    client = server.anthropic()
     given: Any = {"model": "tiny", "max_tokens": 5}
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(**given, messages=[])

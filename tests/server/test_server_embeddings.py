@@ -46,7 +46,7 @@ def vectors(folder: Path) -> list[list[float]]:
 
 @pytest.fixture
 def client(server: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    return server.openai()
 
 
 def post(server: Running, path: str, **body: Any) -> httpx.Response:

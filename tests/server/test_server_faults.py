@@ -16,8 +16,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from processes import Running, api_pid, ended, fake_server, kill, own_port, running, serving
+from processes import Running, api_pid, ended, fake_server, kill, running, serving
 
+from ports import two_ports
 from tiny import talker
 from tiny.kept import Kept
 
@@ -227,7 +228,7 @@ async def test_ctrl_c_twice_under_load(tmp_path: Path) -> None:
 
 
 def test_kill_of_the_api_process_takes_the_engine_with_it(tmp_path: Path) -> None:
-    port = own_port()
+    port = two_ports()
     with running(command(tmp_path, port=port)) as server:
         engine = engine_of(server)
         server.signal(signal.SIGKILL)

@@ -54,7 +54,7 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture
 def client(server: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    return server.openai()
 
 
 def plain(text: str) -> set[str]:
@@ -115,6 +115,24 @@ def test_a_stream_of_a_file(client: openai.OpenAI, talk: Path) -> None:
     assert done.type == "transcript.text.done"
     assert "".join(event.delta for event in events[:-1]).strip() == done.text
     assert_heard(done.text)
+
+
+def test_a_stream_has_times_where_they_are_asked_for(server: Running, talk: Path) -> None:
+    form = {"stream": "true", "response_format": "verbose_json", "language": "English"}
+    with talk.open("rb") as sound:
+        reply = httpx.post(
+            f"{server.url}/v1/audio/transcriptions", data=form, files={"file": sound}, timeout=120
+        )
+    lines = [line[6:] for line in reply.text.splitlines() if line.startswith("data: {")]
+    *deltas, done = map(json.loads, lines)
+    pieces = [piece for delta in deltas for piece in delta["segments"]]
+    assert [piece["id"] for piece in pieces] == list(range(len(pieces)))
+    assert pieces == done["segments"]
+    assert "".join(piece["text"] for piece in pieces).strip() == done["text"]
+    assert (done["language"], done["task"]) == ("english", "transcribe")
+    listed = httpx.get(f"{server.url}/v1/models").json()["data"][0]
+    assert listed["input_modalities"] == ["audio"]
+    assert {"en", "de", "yo"} <= set(listed["languages"])
 
 
 @pytest.mark.parametrize(
@@ -208,11 +226,12 @@ async def fed(connection: Any, data: bytes, step: int = 9600) -> None:
 
 
 async def test_a_session_with_openais_client(server: Running, talk: Path) -> None:
-    client = openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none")
+    asked: Any = {"model": "whisper-base", "extra_query": {"intent": "transcription"}}
     kinds, deltas, done = [], [], None
-    async with client.realtime.connect(
-        model="whisper-base", extra_query={"intent": "transcription"}
-    ) as connection:
+    async with (
+        openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none") as client,
+        client.realtime.connect(**asked) as connection,
+    ):
         vad = {"type": "server_vad", "silence_duration_ms": 700}
         said = {"model": "whisper-base", "language": "en"}
         await connection.session.update(
@@ -312,8 +331,10 @@ async def _with_host(url: str, host: str) -> None:
 
 async def test_a_death_in_the_middle_is_not_noticed(server: Running, talk: Path) -> None:
     """The next process hears what the one before did not end, of file and session alike."""
-    client = openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", timeout=120)
-    async with client.realtime.connect(model="whisper-base") as connection:
+    async with (
+        openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", timeout=120) as client,
+        client.realtime.connect(model="whisper-base") as connection,
+    ):
         asking = asyncio.ensure_future(
             client.audio.transcriptions.create(model="whisper-base", file=talk)
         )

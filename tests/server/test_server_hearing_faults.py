@@ -136,7 +136,7 @@ async def end_of_turn(connection: Any) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # The client's own.
 def test_a_moonshine_is_served(server: Running, folder: Path) -> None:
-    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    client = server.openai()
     talk = wav(9.0)
     wanted = open_transcriber(str(folder), 2, "exact").transcribe(decode(talk).samples)
     assert len(wanted.text) > 10

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import ollama
-import openai
 import pytest
 from processes import Running, headrace, running
 
@@ -92,7 +90,7 @@ def model() -> Iterator[Running]:
 @pytest.mark.model
 @pytest.mark.slow
 def test_the_default_model_fills_a_gap_for_every_client(model: Running) -> None:
-    client = openai.OpenAI(base_url=f"{model.url}/v1", api_key="x")
+    client = model.openai()
     sdk = client.completions.create(
         model="qwen2.5-coder-0.5b", prompt=PREFIX, suffix=SUFFIX, max_tokens=24, temperature=0
     )
@@ -114,11 +112,11 @@ def test_the_default_model_fills_a_gap_for_every_client(model: Running) -> None:
         timeout=60,
     ).json()
     assert native["content"].strip().startswith("return a + b")
-    answer = ollama.Client(host=model.url).generate(
+    answer = model.ollama().generate(
         "qwen2.5-coder-0.5b", PREFIX, suffix=SUFFIX, options={"num_predict": 24, "temperature": 0}
     )
     assert answer.response == sdk.choices[0].text
-    assert "insert" in (ollama.Client(host=model.url).show("qwen2.5-coder-0.5b").capabilities or ())
+    assert "insert" in (model.ollama().show("qwen2.5-coder-0.5b").capabilities or ())
 
 
 @pytest.mark.model
@@ -140,7 +138,7 @@ def test_a_users_text_closes_no_gap(model: Running) -> None:
 @pytest.mark.model
 @pytest.mark.slow
 def test_the_default_model_speaks_ollama(model: Running) -> None:
-    client = ollama.Client(host=model.url)
+    client = model.ollama()
     said = client.chat(
         "qwen2.5-coder-0.5b",
         [{"role": "user", "content": "Say hello."}],

@@ -357,7 +357,7 @@ def server(kept: Kept) -> Iterator[Running]:
 
 @pytest.mark.slow
 def test_the_official_client(server: Running) -> None:
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    client = server.anthropic()
     given: Any = {
         "model": "tiny",
         "max_tokens": 12,

@@ -85,8 +85,10 @@ def test_head_over_a_real_connection_which_is_kept() -> None:
 
 
 def test_openai_works_without_the_version_in_its_base_url() -> None:
-    with running(fake_server()) as server:
-        client = openai.OpenAI(base_url=server.url, api_key="x", max_retries=0)
+    with (
+        running(fake_server()) as server,
+        openai.OpenAI(base_url=server.url, api_key="x", max_retries=0) as client,
+    ):
         assert client.models.list().data[0].id == "fake"
         assert client.models.retrieve("fake").id == "fake"
         said = client.chat.completions.create(model="fake", messages=MESSAGES, max_tokens=5)  # type: ignore[arg-type]

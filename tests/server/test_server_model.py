@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 from processes import Running, headrace, running
 
@@ -23,7 +22,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 
 def ask(server: Running, content: str, **more: Any) -> str:
-    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    client = server.openai()
     (model,) = client.models.list()
     reply = client.chat.completions.create(
         model=model.id,

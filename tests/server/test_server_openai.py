@@ -29,7 +29,7 @@ def server(kept: Kept) -> Iterator[Running]:
 
 @pytest.fixture
 def client(server: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=120)
+    return server.openai(timeout=120)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def talk() -> bytes:
 
 
 def test_files_and_streams(server: Running, folder: Path, talk: bytes) -> None:
-    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    client = server.openai()
     wanted = open_transcriber(str(folder), 2, "exact").transcribe(decode(talk).samples, words=True)
     assert len(wanted.text) > 10
     file = ("talk.wav", talk)
@@ -69,7 +69,7 @@ def test_files_and_streams(server: Running, folder: Path, talk: bytes) -> None:
 
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # The client's own.
 def test_what_it_cannot_be_asked_is_named(server: Running, talk: bytes) -> None:
-    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    client = server.openai()
     file = ("talk.wav", talk)
     with pytest.raises(openai.BadRequestError, match="does not translate"):
         client.audio.translations.create(model="", file=file)

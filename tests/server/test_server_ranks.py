@@ -21,9 +21,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from processes import Running, headrace, own_port, running
+from processes import Running, headrace, running
 
 from headrace.base.layout import Layout
+from ports import two_ports
 from tiny import bytewise
 from tiny.kept import Kept
 
@@ -212,7 +213,7 @@ def test_other_weights_are_refused_on_both_hosts(
 
 def test_torchrun_starts_a_group(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    port = own_port()
+    port = two_ports()
     command = serve(model, tmp_path, "--layout", "TP2", "--launcher", "env", "--port", str(port))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     with running([*torchrun, "--nproc-per-node", "2", *command[1:]], ready=False) as both:

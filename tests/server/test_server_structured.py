@@ -84,7 +84,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def client(server: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=120)
+    return server.openai(timeout=120)
 
 
 def chat(client: openai.OpenAI, seed: int = 1, **more: Any) -> Any:
@@ -282,7 +282,7 @@ def test_what_cannot_be_held_is_refused_before_work(
 def test_a_real_model_answers_in_a_form(model: str, capital: str | None) -> None:
     """`capital`: what it says where it knows; any text is in the form."""
     with running(headrace("serve", model, "--port", "0", "--max-sequences", "4")) as server:
-        client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+        client = server.openai()
         country = {
             "type": "object",
             "properties": {"country": {"type": "string"}, "capital": {"type": "string"}},

@@ -193,6 +193,8 @@ async def test_what_changes_the_answer_is_an_error_that_says_what_to_do(server: 
     with pytest.raises(openai.BadRequestError) as caught:
         await server.response(reasoning={"colour": 1})
     assert caught.value.param == "reasoning.colour"
+    with pytest.raises(openai.BadRequestError, match="messages must have at least 1 item"):
+        await server.chat(messages=[])
     with pytest.raises(openai.BadRequestError) as caught:
         await server.chat(messages=[{"role": "user", "content": "x" * 3000}])
     assert caught.value.param == "messages"

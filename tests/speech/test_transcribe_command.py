@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,14 +50,14 @@ def run(folder: Path, sound: Path, network: Network, tmp_path: Path) -> Iterator
 
 def test_captions_are_written_by_segment(capsys: pytest.CaptureFixture[str]) -> None:
     for form, whole in (("srt", srt), ("vtt", vtt)):
-        written = _Written(3.0, form)
+        written = _Written(3.0, form, sys.stdout)
         written.told(SEGMENTS[:1], 1.5)
         assert capsys.readouterr().out == whole(SEGMENTS[:1])
         written.told(SEGMENTS[1:], 3.0)
         assert capsys.readouterr().out == whole(SEGMENTS)[len(whole(SEGMENTS[:1])) :]
         written.end(Transcript("en", 3.0, SEGMENTS), complete=True)
         assert capsys.readouterr().out == ""
-    written = _Written(3.0, "vtt")
+    written = _Written(3.0, "vtt", sys.stdout)
     written.end(Transcript("en", 3.0, []), complete=True)
     assert capsys.readouterr().out == "WEBVTT\n\n"
 
@@ -66,7 +67,7 @@ def test_progress_is_a_line_now_and_then(
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr("headrace.cli.transcribe.time.monotonic", lambda: clock[0])
-    written = _Written(3600.0, "text")
+    written = _Written(3600.0, "text", sys.stdout)
     for clock[0], upto in ((110.0, 60.0), (131.0, 120.0), (140.0, 180.0), (165.0, 240.0)):
         written.told([], upto)
     assert capsys.readouterr().err == (
@@ -101,12 +102,43 @@ def test_the_whole_is_what_the_parts_are(run: Any) -> None:
     assert captions == srt(segments)
 
 
+def test_captions_lie_beside_the_files_of_a_folder(
+    folder: Path, network: Network, sound: Path, tmp_path: Path
+) -> None:
+    del network
+    talks = tmp_path / "talks"
+    talks.mkdir()
+    for name in ("a.wav", "b.WAV"):
+        (talks / name).write_bytes(sound.read_bytes())
+    (talks / "broken.mp3").write_text("no sound")
+    (talks / "notes.md").write_text("not asked for")
+    (talks / "b.srt").write_text("mine")
+
+    def call(*paths: Path) -> Any:
+        flags = ["--model", str(folder), "--threads", "2", "--exact", "--format", "srt"]
+        return CliRunner().invoke(command, [*map(str, paths), *flags])
+
+    done = call(talks)
+    assert done.exit_code != 0
+    assert done.stdout == f"{talks / 'a.srt'}\n"
+    assert f"{talks / 'b.srt'} is there: left as it is" in done.stderr
+    assert str(talks / "broken.mp3") in done.stderr
+    assert (talks / "a.srt").read_text() == call(sound).stdout
+    assert (talks / "b.srt").read_text() == "mine"
+    assert not list(talks.glob("*.partial"))
+    done = call(talks / "a.wav", talks / "b.WAV")
+    assert (done.exit_code, done.stdout) == (0, "")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "holds no sound" in call(empty).exception.message
+
+
 def test_a_language_that_is_unknown(run: Any) -> None:
     done = run("--language", "germn")
     assert done.exit_code != 0
     assert done.exception.message == (
-        "language 'germn' is not known; did you mean german?; it is a code such as de, or an "
-        "English name such as German"
+        "language 'germn' is not known; it is a code such as de, or an English name such as "
+        "German; did you mean german?"
     )
 
 

@@ -43,6 +43,17 @@ def record_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
+def cluster_address() -> tuple[str, str] | None:
+    """Return host and port of the Kubernetes API, as a pod is told them; None elsewhere."""
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
+    return (host, port or "443") if host else None
+
+
+def notify_socket() -> str:
+    """Return the socket on which systemd is told that a service is ready; empty elsewhere."""
+    return os.environ.get("NOTIFY_SOCKET", "")
+
+
 def debug() -> bool:
     """Return whether tracebacks are shown instead of one clear line."""
     return os.environ.get("HEADRACE_DEBUG") == "1"

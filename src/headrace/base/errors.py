@@ -141,6 +141,13 @@ class UnsupportedModel(HeadraceError):
     exit_code = 3
 
 
+class RunStopped(HeadraceError):
+    """A program's run ended at its time limit (`code` "time") or by a cancel ("cancelled")."""
+
+    status = 504
+    type = "run_stopped_error"
+
+
 class Untrusted(HeadraceError):
     """Bytes do not match a digest or a signature; names it."""
 

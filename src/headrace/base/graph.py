@@ -28,12 +28,13 @@ their identity.
 | `ssm` | x, B, C [N, ·], gate z, dt → [N, H · P] | log of the decay, bias of the step, skip, gain | `SsmSpec` |
 | `part` | columns of a value | | `PartSpec` |
 | `select` | [N, D] → [R, D] of the sampled rows; made by `base.demand` alone | | |
+| `scatter` | x → x with rows of other parts' outputs at their places; made by `base.scatter` alone | | |
+| `window` | rows of x → each with the rows after it, side by side | | `WindowSpec` |
 | `exchange` | this rank's columns → the columns of all ranks; made by `base.cut` alone | | `ExchangeSpec` |
 | `reduce` | this rank's partial sums → the sums of all ranks; made by `base.sums` alone, to be priced | | `ReduceSpec` |
 
 `short_conv`, `delta_rule` and `ssm` read and write the state of the row's sequence, token by token.
-Reserved for future models: `gather` and `scatter` (rows by a named index input: patches, embeddings
-over placeholders).
+A convolution is a `window` and a `linear`.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -66,6 +67,14 @@ class Rows(NamedTuple):
     name: str
     bound: int | None = None
     """Upper bound; None for the step's limits."""
+    times: int = 1
+    over: int = 1
+    more: int = 0
+
+    def of(self, count: int) -> int:
+        """Return the number of rows where the symbol stands for `count`: count · times // over +
+        more."""
+        return count * self.times // self.over + self.more
 
 
 TOKENS = Rows("N")
@@ -213,6 +222,19 @@ class ExpertsSpec(NamedTuple):
     """The mixture's number, if whole experts are placed on ranks."""
 
 
+class WindowSpec(NamedTuple):
+    """Row n of the result: `width` rows of x from row n · stride − before on, side by side. Rows
+    before the first are zeros."""
+
+    width: int
+    stride: int = 1
+    before: int = 0
+
+    def rows(self, count: int) -> int:
+        """Return the rows of the result for `count` rows of x."""
+        return (count + self.before - self.width) // self.stride + 1
+
+
 class PartSpec(NamedTuple):
     """Columns `first` to `first` + the result's width: a view."""
 
@@ -238,9 +260,10 @@ ROW_WISE = frozenset(
 RECURRENT = frozenset(("short_conv", "delta_rule", "ssm"))
 """Kinds that go on from the state of the row's sequence, and leave it for the following tokens."""
 KINDS = ROW_WISE | RECURRENT | {"embed", "receive", "write", "attend", "select"}
+KINDS |= {"scatter", "window"}
 """Further inputs of the other kinds: `embed` an index of the step, `receive` the output of the
 preceding stage, `write` positions, `attend` the KV of the row's own sequence, `select` the sampled
-rows."""
+rows, `scatter` the rows of other parts and their places."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from .drafted import Drafted, Verified
+from .encodings import EncodingStats
 from .outputs import Output
 from .spec import RequestSpec
 from .split import SplitStats
@@ -122,6 +123,8 @@ class StepStats:
     """Overhead within `predicted_seconds`: starts and ends of operators."""
     tier: TierStats | None = None
     """Work of the tiers below the KV pool; None without tiers."""
+    encodings: EncodingStats | None = None
+    """Encodings of inputs that are not text; None for a model without an encoder part."""
     split: SplitStats | None = None
     """Counts of the prefill/decode split; None for an engine without a role in one."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from .encodings import Source
 from .sampling import SamplingParams
 
 Task = Literal["tokens", "vector", "score"]
@@ -37,11 +38,14 @@ class InputSpan(NamedTuple):
     first: int
     length: int
     kind: str
-    """Encoder that reads it ("image", …)."""
+    """Encoder that reads it ("sound", …)."""
     digest: bytes
-    """Digest of the input's content and its preparation: equal digests mean equal encodings."""
-    rows: bytes = b""
-    """Its encoding, fp32 [length, D]: the input embeddings in place of those of its ids."""
+    """Digest of the input's content, shape, preparation and model: equal digests mean equal
+    encodings."""
+    source: Source | None = None
+    """Handle of the input. The encoder's rows for it take the place of the ids' embeddings."""
+    units: int = 0
+    """Size of the input in units of its encoder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ to build, and one copy turns a column into an array.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from .drafted import Verified
+from .encodings import EncodingStart
 from .outputs import Output
 from .spec import RequestSpec
 
@@ -164,7 +165,13 @@ class StepPlan:
     released: list[int] = field(default_factory=list)
     """Rows released before this step's admissions take theirs."""
     parts: tuple[int, ...] = ()
-    """Number of the model part that each entry runs; empty: 0 for all, as for text."""
+    """Number of the model part that each entry runs, ascending; empty: 0 for all, as for text. An
+    entry of the encoder (1) has an encoding's slot as its row, and slices as its units; it samples
+    if it computes the last of them."""
+    encodings: list[EncodingStart] = field(default_factory=list)
+    """Encodings whose first slices this step computes."""
+    dropped: list[int] = field(default_factory=list)
+    """Slots of encodings that are given back before this step's begin."""
     drafts: int = 0
     """Tokens of `counts` that are drafts, at most; each is followed by a draw of its own."""
     keeps: list[StateKeep] = field(default_factory=list)
@@ -174,25 +181,47 @@ class StepPlan:
     """None before the first step with a part that drafts."""
 
     @property
+    def texts(self) -> int:
+        """Entries of the first part, which come first."""
+        return self.parts.count(0) if self.parts else len(self.rows)
+
+    def first_part(self) -> StepPlan:
+        """Return the plan without entries of other parts."""
+        texts = self.texts
+        return replace(
+            self,
+            rows=self.rows[:texts],
+            starts=self.starts[:texts],
+            counts=self.counts[:texts],
+            samples=self.samples[:texts],
+            parts=(),
+        )
+
+    @property
     def tokens(self) -> int:
-        return sum(self.counts)
+        """Tokens of the first part."""
+        return sum(self.counts[: self.texts] if self.parts else self.counts)
 
     def verify(self, *, budget: int | None = None, rows: int | None = None) -> None:
         """Assert that the plan is legal by itself; `kv` asserts the rules about blocks."""
         size = len(self.rows)
         assert len(self.starts) == len(self.counts) == len(self.samples) == size
-        assert len(set(self.rows)) == size, "a row appears twice"
+        parts = self.parts or (0,) * size
+        assert len(parts) == size
+        assert list(parts) == sorted(parts), "parts run in their order"
+        assert len({*zip(parts, self.rows, strict=True)}) == size, "a row appears twice"
         assert all(start >= 0 for start in self.starts)
         assert all(count > 0 for count in self.counts)
         assert budget is None or self.tokens <= budget, f"{self.tokens} tokens over {budget}"
-        assert rows is None or all(0 <= row < rows for row in self.rows)
-        assert len(self.parts) in (0, size)
+        mine = self.rows[: self.texts]
+        assert rows is None or all(0 <= row < rows for row in mine)
         # Drafts follow the token of an entry that decodes, which is one that samples.
-        longer = sum(count - 1 for count, one in zip(self.counts, self.samples, strict=True) if one)
+        tries = zip(self.counts[: self.texts], self.samples[: self.texts], strict=True)
+        longer = sum(count - 1 for count, one in tries if one)
         assert 0 <= self.drafts <= longer, f"{self.drafts} drafts in {longer} tokens"
         admitted = [admission.row for admission in self.admitted]
         assert len(set(admitted)) == len(admitted), "a row is admitted twice"
-        assert not set(self.released) & (set(self.rows) - set(admitted)), "a released row computes"
+        assert not set(self.released) & (set(mine) - set(admitted)), "a released row computes"
 
 
 class TokenLogprobs(NamedTuple):
@@ -245,6 +274,8 @@ class StepResult:
     """None if no model drafts."""
     seconds: float = 0.0
     """Time on the device, as the worker measured it."""
+    encoding: float = 0.0
+    """Seconds of these in the encoder part."""
     gap: float = 0.0
     """Seconds that the device waited for this step after the previous one; 0 if not measured."""
     error: str | None = None

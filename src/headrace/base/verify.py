@@ -34,6 +34,7 @@ from .graph import (
     RouteSpec,
     ScaleSpec,
     WeightRef,
+    WindowSpec,
 )
 from .joins import JOINED, AroundSpec, CodesSpec
 from .recurrent import ConvSpec, DeltaSpec, SsmSpec
@@ -109,11 +110,22 @@ def _rows(node: Node) -> Iterator[str]:
     if node.kind == "select":
         if [value.rows for value in (*node.reads, *node.out)] != [TOKENS, SAMPLED]:
             yield "goes from N to R"
-    elif node.kind in ("embed", "receive", "write", *RECURRENT):
+    elif node.kind == "window":
+        if isinstance(node.spec, WindowSpec) and not _windows(node, node.spec):
+            yield "makes another number of rows"
+    elif node.kind in ("embed", "receive", "write", "scatter", *RECURRENT):
         if rows != {TOKENS}:
             yield "is of all tokens"
     elif len(rows) != 1:
         yield "mixes numbers of rows"
+
+
+def _windows(node: Node, spec: WindowSpec) -> bool:
+    """Return whether a window's rows follow from those that it reads, for a few numbers of them."""
+    (x,), (out,) = node.reads, node.out
+    few = range(16, 24)
+    same = x.rows.name == out.rows.name
+    return same and all(spec.rows(x.rows.of(n)) == out.rows.of(n) for n in few)
 
 
 def _order(node: Node, written: set[int]) -> Iterator[str]:
@@ -212,6 +224,10 @@ def _form(node: Node) -> Form | None:
             return Form([node.spec.mixed, values, heads], [values], [vectors])
         case "part", PartSpec():
             return Form([x], [y], [[]], kept, kept)
+        case "window", WindowSpec(columns):
+            return Form([x], [x * columns])
+        case "scatter", None:
+            return Form([x], [x])
         case "select", None:
             return Form([x], [x], [[]], kept, kept)
         case "reduce", ReduceSpec():
@@ -292,6 +308,10 @@ def _numbers(node: Node) -> Iterator[str]:
             first < 0 or first + node.out[0].width > node.reads[0].width
         ):
             yield f"has columns from {first}, which are not all there"
+        case "window", WindowSpec(width, stride, before) if not (
+            width >= 1 and stride >= 1 and 0 <= before < width
+        ):
+            yield f"has a window of {width} rows every {stride} with {before} before the first"
         case "around", AroundSpec():
             yield from _around(node, node.spec)
         case "add_norm", NormSpec(kind) if kind != "rms":

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..base.config import option
+from ..base.config import option, parse_seconds
 from ..base.errors import HeadraceError, InvalidRequest
 from ..base.extras import needed
 from ..obs.tasks import TaskWatch
@@ -87,12 +87,8 @@ class MlperfOptions:
         "measured with one pass through the library).",
         above=0,
     )
-    ttft_ms: float = option(
-        2000.0, "Limit of Server and Interactive, ms.", above=0, flag=("--ttft",)
-    )
-    tpot_ms: float = option(
-        100.0, "Limit of Server and Interactive, ms.", above=0, flag=("--tpot",)
-    )
+    ttft: str = option("2s", "Limit of Server and Interactive, as in 500ms.")
+    tpot: str = option("100ms", "Limit of Server and Interactive between tokens.")
     system: str = option("this", "Name of the system in the folders.")
     seed: int = 0
     library: list[LibrarySample] | None = None
@@ -137,7 +133,16 @@ class MlperfOptions:
             raise InvalidRequest("sounds are heard under Offline alone", param="scenario")
         if self.hears and self.test not in (None, "TEST01", "TEST07"):
             raise InvalidRequest(f"{self.test} is for language models", param="test")
+        self.limits()
         verify_bounds(self)
+
+    def limits(self) -> tuple[int, int]:
+        """Return the nanoseconds to the first token and between tokens; raise `OptionError`."""
+        found = [round(parse_seconds(getattr(self, name), name) * 1e9) for name in ("ttft", "tpot")]
+        for name, value in zip(("ttft", "tpot"), found, strict=True):
+            if not value:
+                raise InvalidRequest(f"{name} must be a time above 0", param=name)
+        return found[0], found[1]
 
     @property
     def hears(self) -> bool:
@@ -447,8 +452,7 @@ def settings(loadgen: Any, options: MlperfOptions) -> Any:
     made.min_duration_ms = int(options.min_seconds * 1000)
     made.min_query_count = options.min_queries
     made.use_token_latencies = True
-    made.ttft_latency = int(options.ttft_ms * 1e6)
-    made.tpot_latency = int(options.tpot_ms * 1e6)
+    made.ttft_latency, made.tpot_latency = options.limits()
     made.server_target_qps = made.offline_expected_qps = options.qps or 1.0
     made.multi_stream_samples_per_query = MULTISTREAM_SAMPLES
     for name, seed in SEEDS.items():

@@ -63,7 +63,7 @@ def read_logged(path: Path, param: str = "test") -> list[Logged]:
             )
             for entry in json.loads(path.read_text())
         ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"{path} is no accuracy log: {error}", param=param) from None
     if not found:
         raise InvalidRequest(f"{path} holds no answer", param=param)

@@ -145,7 +145,7 @@ def _rows(path: Path) -> list[Any]:
         if path.suffix == ".jsonl":
             return [json.loads(line) for line in text.splitlines() if line.strip()]
         data = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{path}: {error}", param="dataset") from None
     if not isinstance(data, list):
         raise InvalidRequest(f"{path} is no list of samples", param="dataset")

@@ -237,6 +237,6 @@ def _has_file(folder: Path, place: str, name: str) -> SubmissionCheck:
 def _object(path: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

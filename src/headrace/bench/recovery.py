@@ -30,7 +30,7 @@ def recover(folder: Path) -> dict[str, Any]:
             raise ValueError(f"its schema is {started['schema']!r}, not {STARTED!r}")
         options, server = RunOptions(**started["options"]), dict(started["server"])
         options.verify()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"{path} is no start of a run: {error}", param="result") from None
     records = read_records(folder / "requests.jsonl")
     if not records:

@@ -203,7 +203,7 @@ def load_reference(path: Path) -> Reference:
         raise InvalidRequest(
             f"{path} is no reference: {error} is missing", param="reference"
         ) from None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"{path} is no reference: {error}", param="reference") from None
     if len(found.prompts) != len(found.answers):
         raise InvalidRequest(

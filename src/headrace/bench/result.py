@@ -169,7 +169,7 @@ def read_result(path: Path) -> dict[str, Any]:
         raise InvalidRequest(f"no result at {path}", param="result")
     try:
         data = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         kept = path.with_name("requests.jsonl")
         where = f"; what was measured is in {kept}" if kept.is_file() else ""
         raise InvalidRequest(f"{path} is not whole JSON ({error}){where}", param="result") from None

@@ -106,7 +106,7 @@ def read_points(folders: Sequence[Path]) -> dict[str, list[Point]]:
         try:
             data = json.loads((folder / "points.json").read_text())
             found[folder.name] = [Point(p["by"], p["value"], p["result"]) for p in data]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InvalidRequest(
                 f"{folder} holds no finished sweep ({error})", param="beside"
             ) from None

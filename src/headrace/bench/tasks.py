@@ -170,7 +170,7 @@ def _gsm8k(path: Path, count: int) -> list[Item]:
                 raise ValueError("no number behind ####")
             text = f"{data['question']}\nThink step by step and end with the number."
             items.append(Item(text, _is_number(wanted), 320))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidRequest(f"{path}, line {number}: {error!r}", param="tasks") from None
     if not items:
         raise InvalidRequest(f"{path} holds no question", param="tasks")

@@ -55,7 +55,7 @@ def _sharegpt(
     """
     try:
         data = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{path} is not JSON: {error}", param="trace") from None
     if not isinstance(data, list):
         raise InvalidRequest(f"{path}: expected a list of conversations", param="trace")
@@ -107,7 +107,7 @@ def _mooncake(
             length, output = int(item["input_length"]), int(item["output_length"])
             at = float(item["timestamp"]) / 1000
             hashes = [int(value) for value in item.get("hash_ids", [])]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise _bad(path, number, error) from None
         parts: list[Any] = []
         for index, name in enumerate(hashes):
@@ -164,7 +164,7 @@ def _prompts(
             if not turns:
                 raise ValueError("there is no question in it")
             at = float(item["timestamp"]) / 1000 if "timestamp" in item else None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _bad(path, number, error) from None
         sessions.append(Session(turns, system, at=at))
     return sessions

@@ -81,7 +81,7 @@ def run_command(
 ) -> None:
     """Run once: send a workload; report latency, throughput and whether to believe it."""
     options = replace(options, seed=fresh_seed(options.seed))
-    console = Console(stderr=as_json, highlight=False)
+    console = Console(stderr=as_json, highlight=False, markup=False)
     measure = Measure(console, history, roofline, hardware)
     checks = None if accuracy_gate is None else AccuracyGate.read(accuracy_gate, gate, at_least)
     folder = out or default_folder("run")
@@ -132,7 +132,7 @@ def sweep_command(
             f"points must be positive numbers joined by commas, not {points!r}", param="points"
         ) from None
     others = read_points(beside or [])
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     folder = out or default_folder("sweep")
     measure = Measure(console, history, roofline, hardware)
     checks = None if accuracy_gate is None else AccuracyGate.read(accuracy_gate, gate, at_least)
@@ -167,7 +167,7 @@ def search_command(
         raise InvalidRequest(
             f"start ({start:g}) must be above 0 and at most limit ({limit:g})", param="start"
         )
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     folder = out or default_folder("search")
     measure = Measure(console, history, roofline, hardware)
     checks = None if accuracy_gate is None else AccuracyGate.read(accuracy_gate, gate, at_least)
@@ -223,7 +223,7 @@ def compare_command(
     hardware: HardwareOf = "this",
 ) -> None:
     """Compare B with A, with confidence intervals; exit code 3 if B is worse."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if a.startswith("http") and b.startswith("http"):
         base = replace(options, url=a, seed=fresh_seed(options.seed))
         folder = out or default_folder("compare")
@@ -274,7 +274,7 @@ def report_command(
             raise
         found = recover(folder)
     if format == "text":
-        show_result(Console(highlight=False), found)
+        show_result(Console(highlight=False, markup=False), found)
         return
     place = out or folder
     try:
@@ -326,7 +326,7 @@ def history_command(
         created = entry.created[:16]  # To the minute: a terminal has 80 columns.
         what = entry.model, entry.server, entry.commit[:7] or "–", entry.workload, entry.load
         table.add_row(created, *what, f"{entry.value:.4g}")
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False).print(table)
     if html is not None:
         body = charts([history_chart(metric, entries)])
         write_text(html, page("Headrace bench: history", metric, body))

@@ -167,7 +167,7 @@ def _object(text: str | None) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"extra is not JSON: {error}", param="extra") from None
     if not isinstance(value, dict):
         raise InvalidRequest("extra must be a JSON object", param="extra")

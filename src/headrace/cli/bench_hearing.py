@@ -83,7 +83,7 @@ def hear_command(
         raise InvalidRequest(f"{folder} is no folder of sounds", param="folder")
     if roofline is not None and (live or options.arrivals is not None):
         raise InvalidRequest("only a closed loop of files has a roofline", param="roofline")
-    console = Console(stderr=as_json, highlight=False)
+    console = Console(stderr=as_json, highlight=False, markup=False)
     limited = None
     if roofline is not None:
         limited = open_whisper(find(roofline)), find_hardware(hardware, calibration_path())
@@ -124,7 +124,7 @@ def _seen(bars: Progress, task: TaskID, heard: int) -> None:
 
 def _show(console: Console, result: dict[str, Any]) -> None:
     about = "sessions" if result["live"] else "files"
-    rate = "" if result["live"] else f": [bold]{result['rtfx']:.1f} seconds of sound a second[/]"
+    rate = "" if result["live"] else f": {result['rtfx']:.1f} seconds of sound a second"
     console.print(
         f"{result['requests']} {about} of {result['sound_seconds']:.0f} s together in "
         f"{result['seconds']:.1f} s, {result['load']}{rate}",

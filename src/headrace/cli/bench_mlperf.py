@@ -117,7 +117,7 @@ def mlperf_check_command(
 ) -> None:
     """Check a submission by the published rules and LoadGen's logs; exit code 4 if it is not
     whole."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if truncate is not None:
         done = truncate_logs(folder, truncate)
         console.print(f"{len(done)} logs cut, whole ones in {truncate}")

@@ -86,7 +86,7 @@ def _measure(
     history: bool,
     roofline: bool,
 ) -> None:
-    console = Console(stderr=as_json, highlight=False)
+    console = Console(stderr=as_json, highlight=False, markup=False)
     options.url, options.model, options.tokenizer = "in-process", engine.model, engine.model
     options.endpoint, options.seed = "completions", fresh_seed(options.seed)
     place = None

@@ -69,7 +69,7 @@ def accuracy_command(
     options.verify()
     users, server = options.concurrency, ask_server(options)
     target = Target(options.url, options.model or server["model"], api_key=options.api_key)
-    console = Console(stderr=as_json, highlight=False)
+    console = Console(stderr=as_json, highlight=False, markup=False)
 
     found = (
         accuracy.perplexity(target, text, name, limit=limit, concurrency=users) if limit else None

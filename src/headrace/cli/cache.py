@@ -54,7 +54,7 @@ def show(cache_dir: CacheDir = None) -> None:
         size = sum(block.nbytes for block in blocks) / MEBI
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(b.used for b in blocks)))
         table.add_row(engine[:12], tenant[:12], str(len(blocks)), f"{size:.1f}", used)
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 @command.command()
@@ -82,7 +82,7 @@ def pins(
     table = Table(*(name.replace("_", " ") for name in PIN_COLUMNS), box=None, pad_edge=False)
     for pin in found:
         table.add_row(*(str(pin[name]) for name in PIN_COLUMNS))
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 @command.command()

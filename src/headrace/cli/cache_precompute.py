@@ -56,7 +56,9 @@ async def _compute(
     """Return (tokens of all prompts, those that came from the cache)."""
     tokens = found = 0
     async with engine_of(options) as engine:
-        for one in track(given, "computing", console=Console(stderr=True), transient=True):
+        for one in track(
+            given, "computing", console=Console(stderr=True, markup=False), transient=True
+        ):
             prompt: Any = one.get("prompt")
             if prompt is None:
                 if engine.template is None:

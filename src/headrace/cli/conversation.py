@@ -149,7 +149,7 @@ class Conversation:
             read = [{"role": str(m["role"]), "content": str(m["content"])} for m in messages]
         except OSError as error:
             raise InvalidRequest(f"cannot read {path}: {error.strerror}") from None
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             raise InvalidRequest(f"{path} is no saved conversation") from None
         self.messages = read
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..base.config import Decision, EngineOptions, ServerOptions
 from ..base.hardware import hardware
@@ -51,8 +52,9 @@ def show(options: EngineOptions, server: ServerOptions | None, *, as_json: bool 
     if as_json:
         print(json.dumps(_plain(options, server, files, decisions, memory), ensure_ascii=False))
         return
-    console = Console(highlight=False)
-    console.print(f"[bold]{files.name}[/bold]  {_described(files)}")
+    # Names of models and values of options come from files: brackets in them are no styles.
+    console = Console(highlight=False, markup=False)
+    console.print(Text.assemble((files.name, "bold"), "  ", _described(files)))
     table = _table("option", "value", "why")
     decided = {decision.name: decision for decision in decisions}
     for record in (options, server):

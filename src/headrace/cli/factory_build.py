@@ -29,7 +29,7 @@ FAILED = 1
 @configured
 def build(engine: EngineOptions, wanted: BuildOptions, as_json: AsJson = False) -> None:
     """Fetch MODEL, hold it to its gates, sign a profile of it. Unchanged stages do not run."""
-    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
     with DownloadBars(sys.stderr, enabled=not as_json) as bars:
         planned = Build(engine, wanted, bars)
         built = planned.run(lambda what, step: tell(console, what, step))

@@ -22,7 +22,7 @@ from ..bench.store import write_text
 from ..factory.alarms import Suspect, judge, pairs_for, run_pairs, suspects
 from ..factory.fleet_page import fleet_page
 from ..factory.lake import Lake, lake_folder
-from ..factory.lake_usage import USAGE, usage_rows
+from ..factory.lake_usage import FAILURES, USAGE, failure_rows, usage_rows
 from ..factory.rows import micros
 from ..factory.sources import take_source
 from .bench import Measure
@@ -73,18 +73,23 @@ def usage(
     days: Annotated[float, typer.Option(help="Days back from now; 0: all.")] = 30.0,
     key: Annotated[str | None, typer.Option(help="Only this API key, by its name.")] = None,
     service: Annotated[str | None, typer.Option(help="Only this service.")] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Instead: failed requests by status, error and path.")
+    ] = False,
     into: Into = None,
     as_json: AsJson = False,
 ) -> None:
     """Add up requests and tokens by key and model, from the lines of the access logs."""
     since = _ago(days, "days") if days else None
-    rows = usage_rows(Lake(lake_folder(into)), since, key, service)
+    asked, columns = (failure_rows, FAILURES) if failed else (usage_rows, USAGE)
+    rows = asked(Lake(lake_folder(into)), since, key, service)
     if as_json:
         print(json.dumps(rows))
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in rows[0] if rows else USAGE:
-        table.add_column(name, justify="left" if name in ("key", "model") else "right")
+    numbers = {name for row in rows for name, value in row.items() if isinstance(value, int)}
+    for name in columns:
+        table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(f"{each:,}" if isinstance(each, int) else each for each in row.values()))
     Console(highlight=False, markup=False).print(table)
@@ -121,7 +126,7 @@ def watch(
     one is confirmed."""
     lake = Lake(lake_folder(into))
     found = [one for one in suspects(lake) if (what or "") in one.what]
-    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
     for one in found:
         told = f"{one.metric} ×{one.change.ratio:.3f} from {one.after} on: {one.what}"
         console.print(f"to be confirmed: {told}", markup=False)

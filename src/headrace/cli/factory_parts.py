@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..base.errors import NotFound
 from ..factory.stage import Outcome
@@ -48,7 +49,7 @@ def show(rows: list[dict[str, str]], as_json: bool) -> None:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*row.values())
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False).print(table)
 
 
 def tell(console: Console, what: str, step: Step) -> None:
@@ -62,5 +63,4 @@ def tell(console: Console, what: str, step: Step) -> None:
         kept = " (kept)" if what == "kept" else ""
         reason = f": {step.result.reason}" if step.result.reason else ""
         colour = COLOURS[step.result.outcome]
-        console.print(f"{name} [{colour}]{step.result.outcome}[/{colour}]{kept}", end="")
-        console.print(reason, markup=False)
+        console.print(Text.assemble(f"{name} ", (step.result.outcome, colour), kept + reason))

@@ -19,7 +19,7 @@ from ..factory.artifact import panels_manifest, weights_manifest
 from ..factory.build import BuildOptions
 from ..factory.chart import write_chart
 from ..factory.fleet import Cell, locally, read_fleet, run_fleet
-from ..factory.image import ImageBuild
+from ..factory.image import FLAVOURS, ImageBuild
 from ..factory.release import Rings
 from ..factory.revoke import FILE, trusted
 from ..factory.sign import key_folder, signer
@@ -34,7 +34,10 @@ command = typer.Typer()
 
 @command.command()
 def image(
-    architectures: Annotated[str, typer.Option(help="Processors, by OCI's names.")] = "amd64,arm64",
+    architectures: Annotated[
+        str | None, typer.Option(help="Processors, by OCI's names; none: all of the flavour.")
+    ] = None,
+    flavour: Annotated[str, typer.Option(help=f"{', '.join(FLAVOURS)}.")] = "cpu",
     lock: Annotated[
         Path | None, typer.Option(help="Lock with hashes; none: the checkout's.")
     ] = None,
@@ -48,11 +51,17 @@ def image(
     as_json: AsJson = False,
 ) -> None:
     """Make the engine's image, without a daemon; the same inputs give the same bytes."""
-    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
     build = ImageBuild(
         Store(store_folder(store)),
         signer(key),
-        [one.strip() for one in architectures.split(",")],
+        [
+            one.strip()
+            for one in (architectures or ("amd64" if flavour == "cuda" else "amd64,arm64")).split(
+                ","
+            )
+        ],
+        flavour=flavour,
         lock=lock,
         wheels=wheels,
         mirror=debian,
@@ -120,7 +129,7 @@ def fleet(
         raise OptionError(f"{file} asks for {kinds[0]}, so it needs --on ray", param="on")
     else:
         ends = run_fleet(cells, locally(workers))
-    bar = Console(stderr=True)
+    bar = Console(stderr=True, markup=False)
     quiet = as_json or not bar.is_terminal
     for one in track(ends, "cells", len(cells), console=bar, transient=True, disable=quiet):
         rows.append({"cell": one.name, "end": one.end, "why": one.why})

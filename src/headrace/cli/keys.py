@@ -67,7 +67,7 @@ def list_keys(file: File = DEFAULT_FILE) -> None:
     for key in read_keys(file):
         limits = (key.requests_per_minute, key.tokens_per_minute, key.concurrent)
         table.add_row(key.name, key.role, *("–" if x is None else str(x) for x in limits))
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 @command.command()

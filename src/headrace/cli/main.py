@@ -30,12 +30,20 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Speech to text: a file of sound as text, captions or JSON.",
     ),
     "speak": ("headrace.cli.speak:command", "Text to speech: a file of the sound of a text."),
+    "programs": (
+        "headrace.cli.programs:command",
+        "Detectors, readers and voices as ONNX files: inspect, run.",
+    ),
     "models": (
         "headrace.cli.models:command",
         "The catalog: what there is, what is on disk, licences.",
     ),
     "explain": ("headrace.cli.explain:command", "What the options become for a model, and why."),
     "top": ("headrace.cli.top:command", "Watch a running server in the terminal."),
+    "clients": (
+        "headrace.cli.clients:command",
+        "Settings for other programs: Continue, aider, Open WebUI, LiteLLM.",
+    ),
     "keys": ("headrace.cli.keys:command", "API keys of a server: add, list, remove."),
     "cache": (
         "headrace.cli.cache_precompute:command",

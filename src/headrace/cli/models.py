@@ -18,7 +18,8 @@ from ..base.hardware import hardware
 from ..loader import open_model
 from ..loader.cache import CachedModel, cached_models
 from ..loader.cache import remove as remove_model
-from ..loader.catalog import TASKS
+from ..loader.catalog import CATALOG, TASKS
+from ..loader.open import fetched
 from ..speech.finding import find, hears
 from .progress import DownloadBars
 
@@ -33,17 +34,27 @@ CacheDir = Annotated[
 def models(
     context: typer.Context,
     cache_dir: CacheDir = None,
+    speed: Annotated[
+        bool,
+        typer.Option("--speed", help="Predict the tokens a second of those on disk, for one user."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
 ) -> None:
     """List the models that Headrace knows by name, and those on this disk."""
     if context.invoked_subcommand is not None:
         return
     found = cached_models(cache_dir)
+    speeds: dict[str, float] = {}
+    if speed:
+        from .models_speed import predicted  # Local: the list alone needs no roofline.
+
+        speeds = predicted([model for model in found if model.complete])
     if as_json:
-        print(json.dumps([asdict(model) | {"path": str(model.path)} for model in found]))
+        more = [{"path": str(model.path), "speed": speeds.get(model.name)} for model in found]
+        print(json.dumps([asdict(model) | each for model, each in zip(found, more, strict=True)]))
         return
     console = Console(highlight=False, markup=False)
-    console.print(_table(found, free := hardware().free))
+    console.print(_table(found, free := hardware().free, speeds if speed else None))
     print(
         f"\nfits: the estimated memory is below the {size(free)} that are free here\n"
         f"default: {DEFAULT_MODEL}\n"
@@ -51,14 +62,19 @@ def models(
     )
 
 
-def _table(found: list[CachedModel], free: int) -> Table:
-    """Make a row of each model, under titles of tasks, the smallest first."""
+def _table(found: list[CachedModel], free: int, speeds: dict[str, float] | None) -> Table:
+    """Make a row of each model, under titles of tasks, the smallest first.
+
+    `speeds`: predicted tokens a second by name; None: no such column.
+    """
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("name", min_width=20, overflow="fold")
     table.add_column("size", justify="right", no_wrap=True, min_width=6)
     table.add_column("memory", justify="right", no_wrap=True, min_width=6)
     table.add_column("here", no_wrap=True, min_width=7)
     table.add_column("repacked", justify="right", no_wrap=True, min_width=8)
+    if speeds is not None:
+        table.add_column("tokens/s", justify="right", no_wrap=True, min_width=8)
     table.add_column("licence", overflow="fold")
     for task, title in {**TASKS, "": "Others on this disk"}.items():
         models = [model for model in found if model.task == task]
@@ -69,7 +85,10 @@ def _table(found: list[CachedModel], free: int) -> Table:
             state = "on disk" if model.complete else size(model.cached) if model.cached else fits
             memory = size(model.memory) if model.memory else "–"
             packed = size(model.packed) if model.packed else "–"
-            table.add_row(model.name, size(model.size), memory, state, packed, model.licence)
+            cells = [model.name, size(model.size), memory, state, packed]
+            if speeds is not None:
+                cells.append(f"{speeds[model.name]:.3g}" if model.name in speeds else "–")
+            table.add_row(*cells, model.licence)
     return table
 
 
@@ -82,6 +101,8 @@ def pull(
     with DownloadBars(sys.stderr) as bars:
         if hears(name, cache_dir=cache_dir, offline=False):
             path = find(name, cache_dir=cache_dir, progress=bars)
+        elif name in CATALOG and CATALOG[name].task == "program":
+            path = fetched(name, cache_dir=cache_dir, progress=bars)
         else:
             path = open_model(name, cache_dir=cache_dir, progress=bars).path
     print(path)

@@ -42,7 +42,7 @@ def print_tiers(file: Path, pool: str, price: float | None, *, as_json: bool) ->
             worth = "" if price is None else f", {one.seconds / hours / 3600 * price:.3f}"
             cells += [f"{one.hits:.1%}", f"{one.seconds / hours:.1f}{worth}"]
         table.add_row(*cells)
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def _full(one: Saving, rows: list[tuple[Saving, Saving]]) -> bool:

@@ -71,7 +71,7 @@ def profile(
 ) -> None:
     """Run a model here; show the time of its steps and operators with the roofline's prediction and
     limit."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     files = open_model(model)
     options = EngineOptions(
         model=model,

@@ -69,7 +69,7 @@ class DownloadBars:
                 DownloadColumn(),
                 TransferSpeedColumn(),
                 TimeRemainingColumn(),
-                console=Console(file=self._stream),
+                console=Console(file=self._stream, markup=False),
             )
             self._progress.start()
         self._task = self._progress.add_task(label, total=total or None)

@@ -14,11 +14,13 @@ from ..base.config import DEFAULT_MODEL, EngineOptions
 from ..base.errors import OptionError
 from ..factory.quantise import BUILT_IN, NO_TEXT, TARGETS
 from ..factory.shrink import QuantiseWish, Shrinking, write_report
+from ..factory.to_gguf import MIX
 from ..quantise.text import TOKENS
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
 from .progress import DownloadBars
 
+DEFAULT = "q4_k"
 FAILED = 1
 """Exit status if the result lost too much."""
 
@@ -28,8 +30,15 @@ def quantise(
         str, typer.Argument(help="A dense model: as of `headrace serve`.")
     ] = DEFAULT_MODEL,
     to: Annotated[
-        str, typer.Option("--to", help=f"Of a GGUF or of safetensors: {', '.join(TARGETS)}.")
-    ] = "q4_k",
+        str | None,
+        typer.Option("--to", help=f"Of a GGUF or of safetensors: {', '.join(TARGETS)}; q4_k."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="A mix of a GGUF's types: size (400MB), or a decode step's time here (20ms)."
+        ),
+    ] = None,
     text: Annotated[
         str,
         typer.Option(
@@ -50,7 +59,7 @@ def quantise(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print size and predicted speed; make nothing.")
+        bool, typer.Option("--dry-run", help="Print size, predicted speed and loss; make nothing.")
     ] = False,
     cache_dir: Annotated[str | None, typer.Option(help="Where models are kept.")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Download nothing.")] = False,
@@ -60,11 +69,12 @@ def quantise(
 
     Ended at any point (Ctrl-C, kill), the same command goes on from the last finished layer.
     """
+    to = to or (DEFAULT if budget is None else MIX)
     if to not in TARGETS:
         raise OptionError(f"to must be one of {', '.join(TARGETS)}, not {to!r}", param="to")
     console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
     engine = EngineOptions(model=model, cache_dir=cache_dir, offline=offline)
-    wish = QuantiseWish(engine, to, text, tokens, out, windows, imatrix, least_share)
+    wish = QuantiseWish(engine, to, text, tokens, out, windows, imatrix, least_share, budget)
     with DownloadBars(sys.stderr, enabled=not as_json) as bars:
         planned = Shrinking(wish, bars)
         if dry_run:
@@ -100,8 +110,10 @@ def _show(console: Console, planned: Shrinking, as_json: bool) -> None:
         return
     _say_text(console, planned)
     for name, one in found.items():
-        speeds = ", ".join(f"{value:,} {what}" for what, value in one.items() if what != "bytes")
-        console.print(f"{name}: {one['bytes'] / 1e6:,.1f} MB; predicted {speeds}")
+        speeds = [f"{value:,} {what}" for what, value in one.items() if what.endswith("/s")]
+        if loss := one.get("KL"):
+            speeds.append(f"KL {loss['mean']:.4f} ({loss['low']:.4f} to {loss['high']:.4f})")
+        console.print(f"{name}: {one['bytes'] / 1e6:,.1f} MB; predicted {', '.join(speeds)}")
 
 
 def _say(console: Console, out: Path, report: dict[str, Any]) -> None:

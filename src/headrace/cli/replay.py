@@ -157,7 +157,7 @@ def _described(number: int, verdict: Verdict) -> dict[str, Any]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if report["different"]:
         table = Table("record", "prompt", "choice", "token", "what", box=None)
         for one in report["different"]:

@@ -89,7 +89,7 @@ def roofline(
     as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show FLOPs, bytes, bottleneck and time of each operator of a step."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     others = Others() if measure or measure_steps_ or measure_loop_ is not None else None
     if measure:
         device, raw = calibrate()
@@ -275,7 +275,7 @@ def _show(console: Console, name: str, time: StepTime) -> None:
 
 
 def _show_calibration(console: Console, device: Hardware, launch: float) -> None:
-    console.print(f"[bold]{device.name}[/bold]")
+    console.print(device.name, style="bold")
     rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in device.rates.items())
     console.print(
         f"read bandwidth {device.bandwidth / 1e9:.1f} GB/s (in cache "

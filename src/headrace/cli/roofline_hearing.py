@@ -43,7 +43,7 @@ def show_hearing(
     for column in ("", "GFLOP", "MB", "at least, ms", "bound by"):
         table.add_column(column, justify="left" if column in ("", "bound by") else "right")
     for name, each in parts.items():
-        table.add_row(f"[bold]{name}[/]", "", "", f"[bold]{seconds[name] * 1e3:.3f}[/]", "")
+        table.add_row(name, "", "", f"{seconds[name] * 1e3:.3f}", "", style="bold")
         for one in each:
             told = _told(one, hardware)
             figures = f"{one.flops / 1e9:.3f}", f"{one.bytes / 1e6:.2f}"

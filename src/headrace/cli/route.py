@@ -16,7 +16,14 @@ from ..route.run import route
 
 
 def command(
-    servers: Annotated[list[str], typer.Argument(help="Addresses: http://host:port …")],
+    servers: Annotated[
+        list[str],
+        typer.Argument(
+            help="Addresses: http://host:port …. Asked again and again: dns://name:port (every "
+            "address of a name), srv://_http._tcp.name (SRV records), "
+            "k8s://[namespace/]service[:port] (ready pods)."
+        ),
+    ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
     policy: Annotated[str, typer.Option(help=", ".join(ROUTERS))] = "prefix",

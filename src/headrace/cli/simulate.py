@@ -168,7 +168,7 @@ def simulate(
     if as_json:
         print(json.dumps(result))
     else:
-        _show(Console(highlight=False), result, spec, time.perf_counter() - begin)
+        _show(Console(highlight=False, markup=False), result, spec, time.perf_counter() - begin)
     if html is not None:
         try:
             html.write_text(html_report(result))

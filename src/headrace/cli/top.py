@@ -75,7 +75,7 @@ async def _top(url: str, key: str | None, interval: float, *, once: bool, as_jso
 
 
 async def _live(client: httpx.AsyncClient, url: str, interval: float) -> None:
-    console = Console()
+    console = Console(markup=False)
     screen = Screen(url)
     quit_ = asyncio.Event()
     with _keys(quit_), Live(console=console, screen=True, auto_refresh=False) as live:

@@ -6,32 +6,36 @@ import json
 import signal
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
-from ..base.errors import InvalidRequest
+from ..base.errors import HeadraceError, InvalidRequest
 from ..base.hardware import cpu
 from ..base.names import nearest
-from ..media import AudioLimits, decode
+from ..media import AudioLimits, Sound, decode
 from ..speech.captions import clock, srt, vtt
 from ..speech.decoding import DecodingOptions
 from ..speech.languages import code_of, language_names
 from ..speech.opening import DEFAULT_MODEL, open_transcriber
-from ..speech.transcript import Segment, Transcript
+from ..speech.transcript import Segment, Transcriber, Transcript
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _MOST_BYTES = 2 << 30
+_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".mp4", ".m4a", ".webm")
 LINE_SECONDS = 30.0
 """Seconds between two lines of progress without a terminal."""
 
 
 @command.command()
 def transcribe(
-    file: Annotated[Path, typer.Argument(help="Sound: wav, flac, ogg, mp3, mp4, m4a, webm.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Sounds: wav, flac, ogg, mp3, mp4, m4a, webm; or folders."),
+    ],
     model: Annotated[str, typer.Option("--model", help="Catalog name or folder.")] = DEFAULT_MODEL,
     language: Annotated[
         str | None,
@@ -63,16 +67,12 @@ def transcribe(
 ) -> None:
     """Print the text of a sound file as it is decoded; progress goes to standard error.
 
-    A run that is stopped has written what it had decoded.
+    The texts of several files, or of a folder's, are written beside them: talk.srt for talk.wav;
+    those that are there stay. A run that is stopped has written what it had decoded.
     """
-    try:
-        if file.stat().st_size > _MOST_BYTES:
-            raise InvalidRequest(f"{file} is larger than {_MOST_BYTES >> 30} GiB", param="file")
-        data = file.read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"{file} cannot be read: {error.strerror}", param="file") from error
-    limits = AudioLimits(bytes=_MOST_BYTES, seconds=24 * 3600.0, memory=4 << 30, wall_seconds=900)
-    sound = decode(data, limits)
+    one = files[0] if len(files) == 1 and not files[0].is_dir() else None
+    sound = None if one is None else _sound(one)
+    found = [] if one is not None else _listed(files)
     with DownloadBars(sys.stderr) as bars:
         transcriber = open_transcriber(
             model,
@@ -87,8 +87,8 @@ def transcribe(
     if code is not None and known and code not in known:
         near = nearest(str(language).strip().lower(), sorted(language_names(known)))
         raise InvalidRequest(
-            f"language {language!r:.40} is not known{near}; it is a code such as de, or an English "
-            "name such as German",
+            f"language {language!r:.40} is not known; it is a code such as de, or an English "
+            f"name such as German{near}",
             param="language",
         )
     options = DecodingOptions(
@@ -97,21 +97,96 @@ def transcribe(
         prompt=prompt,
         beams=beams,
     )
-    written = _Written(sound.seconds, form)
+    job = _Job(transcriber, options, form, words=words, chunked=chunked)
     before = signal.signal(signal.SIGTERM, _stopped)
     try:
-        found = transcriber.transcribe(
-            sound.samples, options, words=words, chunked=chunked, told=written.told
-        )
-    except (KeyboardInterrupt, SystemExit):
-        written.end(Transcript(code or "", sound.seconds, written.segments), complete=False)
-        raise
+        if one is not None and sound is not None:
+            job.transcribe(one, sound, sys.stdout)
+        else:
+            job.beside(found)
     finally:
         signal.signal(signal.SIGTERM, before)
-    written.end(found, complete=True)
-    if not found.segments:
-        reasons = ", ".join(sorted({one.reason for one in found.left_out})) or "it is empty"
-        print(f"nothing is said in {file}: {reasons}", file=sys.stderr)
+
+
+def _sound(file: Path) -> Sound:
+    try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise InvalidRequest(f"{file} is larger than {_MOST_BYTES >> 30} GiB", param="file")
+        data = file.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{file} cannot be read: {error.strerror}", param="file") from error
+    limits = AudioLimits(bytes=_MOST_BYTES, seconds=24 * 3600.0, memory=4 << 30, wall_seconds=900)
+    return decode(data, limits)
+
+
+def _listed(given: list[Path]) -> list[Path]:
+    """Return the files, and the sounds of each folder by name. Raises `InvalidRequest`."""
+    found: list[Path] = []
+    for path in given:
+        inside = sorted(path.iterdir()) if path.is_dir() else [path]
+        sounds = [one for one in inside if one == path or one.suffix.lower() in _SUFFIXES]
+        if not sounds:
+            raise InvalidRequest(f"{path} holds no sound ({', '.join(_SUFFIXES)})", param="file")
+        found += sounds
+    return found
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One opened model and what to do with sounds."""
+
+    transcriber: Transcriber
+    options: DecodingOptions
+    form: str
+    words: bool
+    chunked: bool
+
+    def transcribe(self, file: Path, sound: Sound, out: TextIO) -> None:
+        """Write the text of a sound to `out`, also of one that is stopped."""
+        written = _Written(sound.seconds, self.form, out)
+        try:
+            found = self.transcriber.transcribe(
+                sound.samples,
+                self.options,
+                words=self.words,
+                chunked=self.chunked,
+                told=written.told,
+            )
+        except (KeyboardInterrupt, SystemExit):
+            code = self.options.language or ""
+            written.end(Transcript(code, sound.seconds, written.segments), complete=False)
+            raise
+        written.end(found, complete=True)
+        if not found.segments:
+            reasons = ", ".join(sorted({one.reason for one in found.left_out})) or "it is empty"
+            print(f"nothing is said in {file}: {reasons}", file=sys.stderr)
+
+    def beside(self, files: list[Path]) -> None:
+        """Write each file's text beside it. A file that fails is reported, and its error raised in
+        the end; the text of one that is stopped is in `NAME.partial`."""
+        failed: HeadraceError | None = None
+        for file in files:
+            path = file.with_suffix(".txt" if self.form == "text" else f".{self.form}")
+            if path.exists():
+                print(f"{path} is there: left as it is", file=sys.stderr)
+                continue
+            partial = path.with_name(f"{path.name}.partial")
+            try:
+                sound = _sound(file)
+                with partial.open("w", encoding="utf-8") as out:
+                    self.transcribe(file, sound, out)
+                partial.replace(path)
+            except OSError as error:
+                reason = error.strerror or error
+                failed = InvalidRequest(f"{path} cannot be written: {reason}", param="file")
+                print(failed.message, file=sys.stderr)
+            except HeadraceError as error:
+                failed = error
+                print(f"{file}: {error.message}", file=sys.stderr)
+            else:
+                print(path)
+        if failed is not None:
+            raise failed
 
 
 def _stopped(number: int, _frame: object) -> None:
@@ -122,7 +197,8 @@ def _stopped(number: int, _frame: object) -> None:
 class _Written:
     """The output as it comes: text and captions by segment, JSON at the end; and the progress."""
 
-    def __init__(self, seconds: float, form: str) -> None:
+    def __init__(self, seconds: float, form: str, out: TextIO) -> None:
+        self._out = out
         self.segments: list[Segment] = []
         self._seconds, self._form = seconds, form
         self._live = sys.stderr.isatty()
@@ -133,10 +209,10 @@ class _Written:
         first = len(self.segments) + 1
         self.segments += new
         if self._form == "text":
-            sys.stdout.writelines(f"{segment.text.strip()}\n" for segment in new)
+            self._out.writelines(f"{segment.text.strip()}\n" for segment in new)
         elif self._form != "json" and new:
-            sys.stdout.write((srt if self._form == "srt" else vtt)(new, first))
-        sys.stdout.flush()
+            self._out.write((srt if self._form == "srt" else vtt)(new, first))
+        self._out.flush()
         now = time.monotonic()
         if self._live or now - self._said >= LINE_SECONDS:
             self._said = now
@@ -149,10 +225,10 @@ class _Written:
         self._clear()
         if self._form == "json":
             record = _record(found) | {"complete": complete}
-            print(json.dumps(record, ensure_ascii=False, indent=1))
+            print(json.dumps(record, ensure_ascii=False, indent=1), file=self._out)
         elif self._form == "vtt" and not found.segments:
-            sys.stdout.write(vtt([]))
-        sys.stdout.flush()
+            self._out.write(vtt([]))
+        self._out.flush()
 
     def _clear(self) -> None:
         if self._live:

@@ -29,8 +29,8 @@ from typing import Any
 
 import msgspec
 
-from ..base.foreign import Undecodable, msgpack_reader
 from ..base.errors import OptionError
+from ..base.foreign import msgpack_reader
 
 _BURST = 64
 """Messages taken in one callback of the event loop before others get their turn."""

@@ -120,7 +120,7 @@ class Commons:
         giver, taker = sorted((self.process, peer))
         room = self.link(giver, 8 + 4 * most * width)
         there = room[8 : 8 + rows.nbytes].view(np.float32).reshape(rows.shape)
-        given, taken = self._words[giver, _GIVEN :], self._words[taker, _TAKEN :]
+        given, taken = self._words[giver, _GIVEN:], self._words[taker, _TAKEN:]
         self._wait(lambda: bool(given[0] == taken[0]) == (step > 0))
         if step > 0:
             room[:8].view(np.uint64)[0], there[:] = len(rows), rows

@@ -185,7 +185,7 @@ class Door:
                 (host, port), family=family, backlog=_AT_ONCE, dualstack_ipv6=both
             )
         except OSError as error:
-            where = HostPort(host or "0.0.0.0", port)  # noqa: S104 - words, no address
+            where = HostPort(host or "0.0.0.0", port)
             raise EngineDead(f"ranks cannot be awaited at {where}: {error.strerror}") from None
         door = cls(listener, key)
         THREADS.keep("door", door._listen)

@@ -32,7 +32,7 @@ def bind(work: Work) -> Result:
         "headrace": VERSION,
         "model": {**model_document(work), "format": limits["format"], "task": limits["task"]},
         "options": work.stage.parameters["options"],
-        "limits": {name: limits[name] for name in ("max_context", "max_sequences")},
+        "limits": {name: limits[name] for name in ("max_context", "max_sequences", "memory")},
         "identity": limits["identity"],
         "hardware": hardware_class(),
         "gates": gates,

@@ -10,12 +10,14 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from ..base.config import EngineOptions
+from ..base.hardware import hardware
 from ..base.sampling import SamplingParams
 from ..bench.accuracy import Perplexity, stdlib_corpus, windows
 from ..bench.gate import hold, not_held
 from ..bench.reference import Reference
 from ..engine.clients.async_engine import AsyncEngine
 from ..engine.clients.llm import LLM
+from ..engine.loop.start import explain
 from ..kernels.cpu.library import LAYOUT
 from ..loader.panels import panel_folder, portable
 from .checks import Place, model_files, need, undecided
@@ -38,6 +40,7 @@ def measure_limits(work: Work) -> Result:
         identity = engine.identity
         assert identity is not None
         figures = {
+            "memory": _memory(engine),
             "max_context": engine.max_context,
             "max_sequences": engine.rows,
             "task": engine.files.arch.task,
@@ -47,6 +50,16 @@ def measure_limits(work: Work) -> Result:
         return Result(figures=figures)
 
     return _on_engine(work, ask)
+
+
+def _memory(engine: AsyncEngine) -> int:
+    """Return the bytes that the memory plan uses, on a machine that is otherwise idle: those of the
+    device that serves."""
+    here = hardware()
+    idle = replace(here, cpu=replace(here.cpu, available=here.cpu.memory))
+    limits = replace(engine.options, max_context=engine.max_context, max_sequences=engine.rows)
+    _, plan = explain(limits, engine.files, idle)
+    return plan.available - plan.margin_bytes
 
 
 def keep_panels(work: Work) -> Result:

@@ -21,8 +21,10 @@ from ..base.errors import InvalidRequest, UnsupportedModel
 from ..base.modelfiles import ModelFiles
 from ..bench.accuracy import stdlib_corpus, windows
 from ..loader.gguf import GgufFile
+from ..loader.gguf_model import gguf_of
 from ..loader.open import open_local
 from ..loader.progress import Progress
+from ..loader.sealed import digest_without
 from ..loader.shards import INDEX
 from ..quantise.imatrix import Importance, fits, statistics_of
 from ..quantise.target import Quantisable, Stats
@@ -91,9 +93,10 @@ def text_of(named: str | None, held_out: int = HELD_OUT[1]) -> Text | None:
     return Text(name, "PSF-2.0", (rest,), digest_of(rest.encode()).removeprefix("sha256:"))
 
 
-def recipe_of(to: str, text: Text | None, tokens: int) -> dict[str, str]:
+def recipe_of(to: str, text: Text | None, tokens: int, budget: str | None = None) -> dict[str, str]:
     """Return the digests that a work folder's run is about, but the model's."""
-    parameters = canonical({"to": to, "tokens": tokens, "code": code_digest(_CODE)})
+    told = {"to": to, "tokens": tokens, "code": code_digest(_CODE)}
+    parameters = canonical(told if budget is None else {**told, "budget": budget})
     return {"text": "none" if text is None else text.digest, "recipe": digest_of(parameters)}
 
 
@@ -104,10 +107,12 @@ def quantise_files(
     folder: WorkFolder,
     write: Writing,
     progress: Progress | None = None,
+    mix: Mapping[str, str] | None = None,
 ) -> Quantised:
     """Make the files of a model in fewer bits.
 
-    `sources`: its files by path; `chosen`: the text that goes through it, or an importance matrix.
+    `sources`: its files by path; `chosen`: the text that goes through it, or an importance matrix;
+    `mix`: types of a GGUF's matrices by name, where they are not the target's.
     Raises `ModelFileError`; `UnsupportedModel` if nothing is dense, or if the target belongs to the
     other format; what `quantise.calibrate` raises.
     """
@@ -119,22 +124,25 @@ def quantise_files(
             f"{to} is made of {ending} files, and the model has none; {made} may be made of it",
             param="to",
         )
-    making = _gguf if ending == ".gguf" else _compressed
-    return making(weights, sources, to, chosen, folder, write, progress)
+    if ending == ".gguf":
+        return _gguf(weights, to, chosen, folder, write, progress, mix)
+    return _compressed(weights, sources, to, chosen, folder, write, progress)
 
 
 def _gguf(
     weights: Mapping[str, Path],
-    sources: Mapping[str, Path],
     to: str,
     chosen: Calibration,
     folder: WorkFolder,
     write: Writing,
     progress: Progress | None,
+    mix: Mapping[str, str] | None,
 ) -> Quantised:
     arch = chosen[0].arch if isinstance(chosen, tuple) else None
     files = {name: GgufFile(path) for name, path in weights.items()}
-    made = {name: to_gguf.tensors(file, arch, to) for name, file in files.items()}
+    if isinstance(chosen, tuple) and len(files) == 1:
+        files = dict.fromkeys(files, gguf_of(chosen[0]))  # One mapping, whose pages are given back.
+    made = {name: to_gguf.tensors(file, arch, to, mix) for name, file in files.items()}
     targets = [one for some in made.values() for one in some]
     tensors = _rounded(targets, chosen, folder, progress)
     data_of = _data_of(targets, folder)
@@ -161,13 +169,15 @@ def _compressed(
     made = to_compressed.Folder(weights, to, chosen[0].arch if isinstance(chosen, tuple) else None)
     tensors = _rounded(made.tensors, chosen, folder, progress)
     data_of = _data_of(made.tensors, folder)
+    digests: dict[str, str] = {}
     for name in weights:
 
         def body(out: BinaryIO, name: str = name) -> None:
             made.write(name, out, data_of)
+            digests[name] = digest_without(out)
 
         write(name, body)
-    config, index = made.config(sources[CONFIG]), made.index()
+    config, index = made.config(sources[CONFIG], digests), made.index()
     write(CONFIG, lambda out: _put(out, config))
     if INDEX in sources:
         write(INDEX, lambda out: _put(out, index))

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,15 +24,17 @@ from ..base.errors import InvalidRequest, OptionError
 from ..base.modelfiles import ModelFiles
 from ..bench.accuracy import stdlib_corpus, windows
 from ..engine.simulator.described import make_case
-from ..loader.gguf import GgufFile
+from ..loader.gguf_model import gguf_of
 from ..loader.open import open_local, open_model
 from ..loader.partial import check_space, file_sha256
 from ..loader.progress import Progress
 from ..quantise.imatrix import write_imatrix
 from ..quantise.text import TOKENS, Text, TextSample, sample
 from ..quantise.work import WorkFolder
-from ..roofline.composition import decode_step, prefill_step
-from ..roofline.hardware import Hardware
+from ..roofline.composition import Composition, decode_step, prefill_step
+from ..roofline.counts import Case
+from ..roofline.hardware import Hardware, find_hardware
+from ..roofline.machine import calibration_path
 from ..roofline.page import charts, page, table
 from ..roofline.plot import Chart, Series
 from ..roofline.step import step_time
@@ -40,6 +42,7 @@ from ..roofline.weights import WeightBytes, from_tensors, parse_format
 from ..text.load import load_tokenizer
 from . import to_compressed, to_gguf
 from .key import canonical, digest_of, hardware_class
+from .mix import KINDS, Budget, Losses, Mix, best_mix, kinds_of, predicted, weigh
 from .quantise import (
     HELD_OUT,
     Calibration,
@@ -52,6 +55,8 @@ from .quantise import (
 )
 from .source import find_source, model_path
 
+CHOICE = "mix"
+"""File of a work folder: the types under a budget."""
 PRICED = {
     "int8": "int8",
     "int4": "int4",
@@ -79,6 +84,8 @@ class QuantiseWish:
     """File for the importance matrix of the text."""
     least_share: float | None = None
     """Share of the original's perplexity; None: as the format usually keeps."""
+    budget: str | None = None
+    """Size or time of a decode step of a mix of types, such as `400MB` or `20ms`."""
 
 
 class Shrinking:
@@ -87,6 +94,8 @@ class Shrinking:
 
     def __init__(self, wish: QuantiseWish, progress: Progress | None = None) -> None:
         self.wish, self._progress = wish, progress
+        self._choice: dict[str, Any] = {}
+        """Types under the budget by tensor (`mix`), and their predicted loss (`KL`)."""
         engine = wish.engine
         self.files: ModelFiles = open_model(
             engine.model, cache_dir=engine.cache_dir, offline=engine.offline, progress=progress
@@ -98,58 +107,107 @@ class Shrinking:
         self.out = wish.out or Path(_name_of(self._source.name, wish.to, single=ending == ".gguf"))
         if self.out.exists():
             raise InvalidRequest(f"{self.out} exists; choose another with --out", param="out")
+        self._budget = None if wish.budget is None else Budget.parse(wish.budget)
+        if (self._budget is None) is (wish.to == to_gguf.MIX):
+            raise OptionError(
+                f"to {to_gguf.MIX} and a budget belong together: a budget chooses the types of a "
+                "GGUF's matrices",
+                param="budget",
+            )
         if wish.imatrix is not None:
             _free(wish.imatrix)
         self.text: Text | None = text_of(wish.text, wish.windows)
         self.sample: TextSample | None = None
         if self.text is not None and self.text.importance is None:
             self.sample = sample(self.text, self.files, wish.tokens)
-        elif wish.imatrix is not None:
-            raise InvalidRequest(
-                f"imatrix needs a text that goes through the model, and --text is {wish.text}",
-                param="imatrix",
-            )
+        else:
+            for param, given in (("imatrix", wish.imatrix), ("budget", wish.budget)):
+                if given is not None:
+                    raise InvalidRequest(
+                        f"{param} needs a text that goes through the model, and --text is "
+                        f"{wish.text}",
+                        param=param,
+                    )
 
     def predict(self, hardware: Hardware) -> dict[str, Any]:
-        """Return size, and predicted decode and prefill, of the result next to the model's."""
-        weights, nbytes = self._sizes()
+        """Return size, and predicted speeds and loss, of the result next to the model's."""
+        losses = self.losses
+        targets = self._targets(self._mix(losses, hardware))
         case = make_case(str(self.files.path), hardware)
-        found = {}
-        for name, one in (("model", case.weights), (self.wish.to, weights)):
+        context = min(1024, case.arch.max_context - 1)
+        found: dict[str, Any] = {}
+        for name, one in (("model", case.weights), (self.wish.to, self._weights(targets))):
             priced = replace(case, weights=one)
-            arch = priced.arch
-            context = min(1024, arch.max_context - 1)
-            steps = [prefill_step(arch, [min(512, arch.max_context)])]
-            if arch.task == "tokens":
-                steps.append(decode_step(arch, 1, context))
-            rates = [
-                step.tokens / step.seconds
-                for step in (step_time(priced, hardware, s) for s in steps)
-            ]
+
+            def rate(step: Composition, priced: Case = priced) -> float:
+                return round(step.tokens / step_time(priced, hardware, step).seconds, 1)
+
+            steps = {"prefill": prefill_step(case.arch, [min(512, case.arch.max_context)])}
+            if case.arch.task == "tokens":
+                steps["decode"] = decode_step(case.arch, 1, context)
             found[name] = {
-                "prefill tokens/s": round(rates[0], 1),
-                **({"decode tokens/s": round(rates[1], 1)} if len(rates) > 1 else {}),
+                f"{what} tokens/s": round(
+                    step.tokens / step_time(priced, hardware, step).seconds, 1
+                )
+                for what, step in steps.items()
             }
-        before = sum(one.size for one in self._source.files)
-        found["model"]["bytes"], found[self.wish.to]["bytes"] = before, nbytes
+        found["model"]["bytes"] = sum(one.size for one in self._source.files)
+        found[self.wish.to]["bytes"] = self._bytes(targets)
+        if losses:
+            found[self.wish.to]["KL"] = predicted(kinds_of(targets), losses)
         return found
 
-    def _sizes(self) -> tuple[WeightBytes, int]:
-        """Return the result's weights as the roofline prices them, and its bytes."""
-        to, arch = self.wish.to, self.files.arch
-        total = sum(one.size for one in self._source.files)
+    @cached_property
+    def losses(self) -> Losses:
+        """The loss of each matrix in each type, weighed on a part of the text; {} without one."""
+        if self.sample is None or self.files.arch.task != "tokens":
+            return {}
+        kinds = KINDS if self._budget is not None else None
+        return weigh(self.files, self.sample.windows, self._targets(), kinds, self._progress)
+
+    def _mix(self, losses: Losses, hardware: Hardware | None) -> Mix | None:
+        """Choose the types under the budget. `hardware`: for one in milliseconds."""
+        if self._budget is None:
+            return None
+        targets, arch = self._targets(), self.files.arch
+        if self._budget.nbytes is not None:
+
+            def size(mix: Mix) -> float:
+                return float(self._bytes(self._targets(mix)))
+
+            return best_mix(targets, arch, losses, size, self._budget.nbytes, "bytes")
+        hardware = hardware or find_hardware("this", calibration_path())
+        case = make_case(str(self.files.path), hardware)
+        step = decode_step(arch, 1, min(1024, arch.max_context - 1))
+
+        def milliseconds(mix: Mix) -> float:
+            weights = self._weights(self._targets(mix))
+            return 1e3 * step_time(replace(case, weights=weights), hardware, step).seconds
+
+        assert self._budget.seconds is not None
+        return best_mix(targets, arch, losses, milliseconds, 1e3 * self._budget.seconds, "ms")
+
+    def _targets(self, mix: Mix | None = None) -> Sequence[Any]:
+        """List the tensors that are made smaller."""
+        arch, to = self.files.arch, self.wish.to
         if to in to_gguf.TARGETS:
-            file = GgufFile(self.files.path)
-            made = to_gguf.tensors(file, arch, to)
-            sizes = {one.names[0]: one.nbytes for one in made if one.names}
-            total += sum(one.nbytes - one.info.nbytes for one in made)
-            return from_tensors(
-                arch, sizes, to_gguf.TARGETS[to].inner[0].replace("MXFP4", "mxfp4")
-            ), total
+            return to_gguf.tensors(gguf_of(self.files), arch, to, mix)
         shards = {name: path for name, path in self._paths.items() if name.endswith(".safetensors")}
-        for one in to_compressed.Folder(shards, to, arch).tensors:
-            total += one.nbytes - one.stored.nbytes
-        return parse_format(next(name for at, name in PRICED.items() if to.startswith(at))), total
+        return to_compressed.Folder(shards, to, arch).tensors
+
+    def _bytes(self, targets: Sequence[Any]) -> int:
+        """Return the bytes of the result."""
+        total: int = sum(one.size for one in self._source.files)
+        return total + sum(int(one.nbytes - one.dense_bytes) for one in targets)
+
+    def _weights(self, targets: Sequence[Any]) -> WeightBytes:
+        """Return the result's weights as the roofline prices them."""
+        to = self.wish.to
+        if to not in to_gguf.TARGETS:
+            return parse_format(next(name for at, name in PRICED.items() if to.startswith(at)))
+        sizes = {one.names[0]: one.nbytes for one in targets if one.names}
+        kind = to_gguf.TARGETS[to].inner[0].replace("MXFP4", "mxfp4")
+        return from_tensors(self.files.arch, sizes, kind)
 
     def run(self) -> dict[str, Any]:
         """Make the files, compare them with the model, publish them if they pass; return the
@@ -158,9 +216,11 @@ class Shrinking:
         work = self.out.with_name(f"{self.out.name}.work")
         check_space(self.out.absolute(), 2 * total)
         model = digest_of(canonical(self._source.parameters()["files"]))
-        about = {"model": model, **recipe_of(self.wish.to, self.text, self.wish.tokens)}
+        wish = self.wish
+        about = {"model": model, **recipe_of(wish.to, self.text, wish.tokens, wish.budget)}
         folder = WorkFolder(work, about)
         try:
+            self._choose(folder)
             staged = work / "made"
             shutil.rmtree(staged, ignore_errors=True)
             made = self._made(folder, staged)
@@ -174,12 +234,24 @@ class Shrinking:
             shutil.rmtree(work)
         return report
 
+    def _choose(self, folder: WorkFolder) -> None:
+        """Choose the types once: a run that goes on has those of the beginning."""
+        if self._budget is None:
+            return
+        if not folder.has(CHOICE):
+            mix = self._mix(self.losses, None)
+            assert mix is not None
+            told = {"mix": mix, "KL": predicted(mix, self.losses)}
+            folder.write(CHOICE, [np.frombuffer(json.dumps(told).encode(), np.uint8)])
+            folder.commit(folder.done, (), ())
+        self._choice = json.loads(folder.array(CHOICE, np.uint8).tobytes())
+
     def _made(self, folder: WorkFolder, staged: Path) -> Quantised:
         def write(name: str, body: Callable[[BinaryIO], None]) -> None:
             path = staged / name
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("wb") as out:
+                with path.open("w+b") as out:
                     body(out)
                     out.flush()
                     os.fsync(out.fileno())
@@ -191,7 +263,10 @@ class Shrinking:
         chosen: Calibration = None if self.text is None else self.text.importance
         if self.sample is not None:
             chosen = self.files, self.sample
-        made = quantise_files(self._paths, self.wish.to, chosen, folder, write, self._progress)
+        made = quantise_files(
+            self._paths, self.wish.to, chosen, folder, write, self._progress,
+            self._choice.get("mix"),
+        )  # fmt: skip
         for name, path in self._paths.items():
             if name not in made.names and not made.single:
                 write(name, partial(_copied, path))
@@ -227,6 +302,8 @@ class Shrinking:
             "files": {name: file_sha256(staged / name) for name in names},
             "tensors": made.tensors,
         }  # fmt: skip
+        if self._budget is not None:
+            report |= {"budget": self.wish.budget, "predicted_kl": self._choice["KL"]}
         if self.text is not None:
             counts = {} if self.sample is None else self.sample.said()
             report["text"] = {"name": self.text.name, "licence": self.text.licence, **counts}

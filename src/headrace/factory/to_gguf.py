@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -17,18 +17,25 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.arch import ModelArch
+from ..kernels.arrays import floats
 from ..kernels.cpu.encode import BLOCKS, encoder
-from ..loader.gguf import DEFAULT_ALIGNMENT, MAGIC, GgufFile, TensorInfo
+from ..loader import sealed
+from ..loader.gguf import DEFAULT_ALIGNMENT, HEAD, MAGIC, GgufFile, TensorInfo
 from ..loader.names import from_gguf_name
 from ..loader.weights_gguf import named
 from ..quant.ggml_types import BY_NAME, DENSE, GgmlType
 from ..quantise.blocks import FORMATS
 from ..quantise.rounding import Rounding
+from ..quantise.solve import Floats
 from ..quantise.target import Encoded, Stats
 
 ROUTER = re.compile(r"ffn_gate_inp|\.gate\.weight$|router")
 """Matrices that choose experts: small, and a wrong choice costs a whole expert."""
 ENDS = ("token_embd.weight", "output.weight")
+SHARED = re.compile(r"\.attn_(k|v)\.weight$")
+"""Products whose outputs several heads of queries read: few rows, and much of the loss."""
+DOWN = re.compile(r"^blk\.(\d+)\.ffn_down(_exps)?\.weight$")
+"""Products back into the residual stream, whose inputs differ most in size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +47,43 @@ class GgufTypes:
     """Types of the embedding and the head, which every token uses."""
     number: int
     """Number of ggml's `general.file_type`."""
+    mixed: bool = False
+    """Flag: K and V of shared heads have the ends' types, and so has `ffn_down` of half the
+    layers."""
 
 
 _ENDS = "Q6_K", "Q8_0"
 TARGETS = {
     "q8_0": GgufTypes(("Q8_0", "Q8_0"), ("Q8_0", "Q8_0"), 7),
     "q6_k": GgufTypes(("Q6_K", "Q8_0"), ("Q6_K", "Q8_0"), 18),
-    "q5_k": GgufTypes(("Q5_K", "Q5_0"), _ENDS, 17),
-    "q4_k": GgufTypes(("Q4_K", "Q5_0"), _ENDS, 15),
+    "q5_k": GgufTypes(("Q5_K", "Q5_0"), _ENDS, 17, mixed=True),
+    "q4_k": GgufTypes(("Q4_K", "Q5_0"), _ENDS, 15, mixed=True),
     "q5_0": GgufTypes(("Q5_0", "Q5_0"), _ENDS, 8),
     "q4_0": GgufTypes(("Q4_0", "Q4_0"), _ENDS, 2),
     "mxfp4": GgufTypes(("MXFP4", "MXFP4"), _ENDS, 38),
 }
+MIX = "mix"
+"""Target whose types a budget chooses; matrices that were not weighed are as in `q4_k`."""
+TARGETS[MIX] = TARGETS["q4_k"]
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor of the file that becomes blocks of `kind`."""
+    """A tensor of the file that becomes blocks of a type."""
 
     file: GgufFile
     info: TensorInfo
-    kind: GgmlType
+    ggml: GgmlType
     names: tuple[str, ...]
     """Canonical names of its matrices; of stacked experts one after the other."""
 
     @property
     def file_name(self) -> str:
         return self.info.name
+
+    @property
+    def kind(self) -> str:
+        return self.ggml.name
 
     @property
     def width(self) -> int:
@@ -78,11 +95,31 @@ class GgufTensor:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.info.shape) // self.kind.block * self.kind.nbytes
+        return self.bytes_as(self.kind)
+
+    @property
+    def dense_bytes(self) -> int:
+        return self.info.nbytes
+
+    def bytes_as(self, kind: str) -> int:
+        """Return its bytes in a type."""
+        return math.prod(self.info.shape) // BY_NAME[kind].block * BY_NAME[kind].nbytes
+
+    def errors(self, number: int, kind: str, inputs: Floats | None) -> Callable[[Any], Floats]:
+        """Return a function from rows of matrix `number` to their errors [·, in] if they are
+        rounded to the nearest. `inputs`: Σ x² of each column."""
+        data = self.file.view(self.info.name).reshape(self.matrices, *self.info.shape[-2:])[number]
+
+        def off(rows: Any) -> Floats:
+            w = floats(data[rows]).astype(np.float32)
+            grid = FORMATS[kind].fitted(w, inputs).grid
+            return grid.values(grid.round(w)) - w
+
+        return off
 
     def encode(self, stats: Stats) -> Encoded:
         """Round it; see `quantise.target.Quantisable`."""
-        data, kind = self.file.view(self.info.name), self.kind.name
+        data, kind = self.file.view(self.info.name), self.kind
         matrices = data.reshape(-1, *data.shape[-2:])
         rounding, found = Rounding(), []
         each = max(1, len(stats) // len(matrices))
@@ -99,11 +136,18 @@ class GgufTensor:
         return found, {"kind": kind, "weights": data.size, **rounding.errors.said()}
 
 
-def tensors(file: GgufFile, arch: ModelArch | None, to: str) -> list[GgufTensor]:
-    """List the tensors that are made smaller. `arch`: of the model, if a text goes through it."""
-    found = []
+def tensors(
+    file: GgufFile, arch: ModelArch | None, to: str, mix: Mapping[str, str] | None = None
+) -> list[GgufTensor]:
+    """List the tensors that are made smaller. `arch`: of the model, if a text goes through it;
+    `mix`: types of some tensors, by name, in place of the target's."""
+    found, target = [], TARGETS[to]
+    layers = 1 + max((int(one[1]) for one in map(DOWN.match, file.tensors) if one), default=0)
     for info in file.tensors.values():
-        kind = _kind(info.name, info.shape, info.type, TARGETS[to])
+        wide = info.name in ENDS or (target.mixed and _costly(info, layers))
+        kind = _kind(info.name, info.shape, info.type, target.ends if wide else target.inner)
+        if mix and kind != info.type:
+            kind = BY_NAME[mix.get(info.name, kind.name)]
         if kind == info.type:
             continue
         canonical = None if arch is None else from_gguf_name(info.name, arch)
@@ -122,11 +166,12 @@ def write_gguf(
     made: Iterable[GgufTensor],
     data_of: Callable[[GgufTensor], Iterable[npt.NDArray[Any]]],
 ) -> None:
-    """Write the file with the tensors of `made` in their new types; `data_of` has their bytes."""
+    """Write the file with the tensors of `made` in their new types, and its digest; `out` can be
+    read, `data_of` has the tensors' bytes."""
     align = file.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     tensors, new = list(file.tensors.values()), {one.info.name: one for one in made}
     sizes = {one.name: (one.type, one.nbytes) for one in tensors}
-    sizes |= {name: (one.kind, one.nbytes) for name, one in new.items()}
+    sizes |= {name: (one.ggml, one.nbytes) for name, one in new.items()}
     entries, count = _entries(file, TARGETS[to].number)
     head, at = bytearray(MAGIC + struct.pack("<IQQ", 3, len(tensors), count) + entries), 0
     for one in tensors:
@@ -143,21 +188,33 @@ def write_gguf(
         wrote = sum(out.write(np.ascontiguousarray(part).data) for part in parts)
         assert wrote == sizes[one.name][1], one.name
         out.write(bytes(_up(wrote, align) - wrote))
+    sealed.seal(out, HEAD + entries.find(sealed.ENTRY) + len(sealed.ENTRY))
 
 
-def _kind(name: str, shape: tuple[int, ...], was: GgmlType, target: GgufTypes) -> GgmlType:
+def _costly(info: TensorInfo, layers: int) -> bool:
+    """Return whether a matrix loses more for its bytes than others do: K and V of heads that at
+    least three of queries share, and `ffn_down` of the first and last eighth of the layers and of
+    every third between."""
+    if SHARED.search(info.name):
+        return 3 * info.shape[0] <= info.shape[-1]
+    found = DOWN.match(info.name)
+    return bool(found) and (
+        not layers <= 8 * int(found[1]) < 7 * layers or int(found[1]) % 3 == 2  # type: ignore[index]
+    )
+
+
+def _kind(name: str, shape: tuple[int, ...], was: GgmlType, wished: tuple[str, str]) -> GgmlType:
     """Return a tensor's new type; the old one if it stays."""
     matrix = len(shape) >= 2 and name.endswith(".weight") and "norm" not in name
     if not matrix or ROUTER.search(name) or was.name not in DENSE:
         return was
-    wished = target.ends if name in ENDS else target.inner
     fitting = (BY_NAME[one] for one in wished if shape[-1] % BY_NAME[one].block == 0)
     return next(fitting, was)
 
 
 def _entries(file: GgufFile, number: int) -> tuple[bytes, int]:
-    """Return (the metadata with its new type and ggml's version of the blocks, number of
-    entries)."""
+    """Return (the metadata with its new type, ggml's version of the blocks and room for a digest,
+    number of entries)."""
     entries, count = bytearray(file.entries()), len(file.metadata)
     for key, value in (("general.file_type", number), ("general.quantization_version", 2)):
         head = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", 4)
@@ -167,6 +224,13 @@ def _entries(file: GgufFile, number: int) -> tuple[bytes, int]:
         elif key not in file.metadata:
             entries += head + struct.pack("<I", value)
             count += 1
+    at = entries.find(sealed.ENTRY)
+    if at >= 0:
+        at += len(sealed.ENTRY)
+        entries[at : at + len(sealed.EMPTY)] = sealed.EMPTY.encode()
+    else:
+        entries += sealed.ENTRY + sealed.EMPTY.encode()
+        count += 1
     return bytes(entries), count
 
 

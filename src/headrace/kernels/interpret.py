@@ -26,6 +26,7 @@ from ..base.graph import (
     ScaleSpec,
     Value,
     WeightRef,
+    WindowSpec,
 )
 from ..base.joins import AroundSpec, CodesSpec
 from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
@@ -35,6 +36,7 @@ from .fuse import Joining, Norm
 from .operators import KvCache, KvLayer, Operators, StepBatch
 from .ranks import ExpertShare, Ranks
 from .timing import OperatorTimes
+from .windows import windows
 
 if TYPE_CHECKING:
     from .prepared import Prepared
@@ -90,10 +92,27 @@ class Interpreter:
     ) -> list[Array]:
         """Run the nodes and return the outputs. `given`: arrays of the graph's inputs. `times`
         takes each node's time."""
-        run = _Run(ops, batch, cache, self._weights, dict(given), adding)
+        values = dict(given)
+        self.go_on(ops, batch, cache, values, adding=adding, times=times)
+        return [values[value] for value in self._outputs]
+
+    def go_on(
+        self,
+        ops: Operators,
+        batch: StepBatch | None,
+        cache: KvCache | None,
+        values: dict[Value, Array],
+        first: int = 0,
+        last: int | None = None,
+        *,
+        adding: Adding | None = None,
+        times: OperatorTimes | None = None,
+    ) -> None:
+        """Run the nodes from `first` to before `last`. `values`: what those before them have left,
+        which becomes what these leave."""
+        run = _Run(ops, batch, cache, self._weights, values, adding)
         run.ranks, run.dealing = self._ranks, self._dealing
-        values = run.values
-        for node, function, ends in self._steps:
+        for node, function, ends in self._steps[first:last]:
             run.ends = ends
             if times is None:
                 function(run, node)
@@ -101,7 +120,6 @@ class Interpreter:
                 times.run(*_named(node), partial(function, run, node))
             for value in ends:
                 del values[value]
-        return [values[value] for value in self._outputs]
 
 
 def _named(node: Node) -> tuple[str, tuple[int, int] | None]:
@@ -153,9 +171,17 @@ class _Run:
         index = getattr(self.batch, spec.index)
         assert index is not None, f"the step has no {spec.index}"
         table = self.weights.weight(node.weights[0])
-        rows = self.values[node.out[0]] = self.ops.embed(index, table, spec.scale)
-        if self.batch.given is not None and spec.index == "tokens":
-            self.batch.given.onto(rows)
+        self.values[node.out[0]] = self.ops.embed(index, table, spec.scale)
+
+    def _scatter(self, node: Node) -> None:
+        encoded = self.batch.encoded
+        assert encoded is not None, "the step has no rows of other parts"
+        x = self._spent(node.reads[0])
+        self.values[node.out[0]] = self.ops.scatter(x, encoded.rows, encoded.places)
+
+    def _window(self, node: Node) -> None:
+        spec = cast(WindowSpec, node.spec)
+        self.values[node.out[0]] = windows(self.values[node.reads[0]], spec)
 
     def _norm(self, node: Node) -> None:
         spec, x = cast(NormSpec, node.spec), self.values[node.reads[0]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..base.cut import cut, mixtures
 from ..base.demand import Hidden, demand, head
 from ..base.graph import EmbedSpec, Graph, WeightRef
+from ..base.scatter import scattered as with_scatter
 from ..base.stages import stage_of
 from .arrays import Array, floats_like
 from .dealing import Dealing
@@ -33,7 +34,7 @@ class Model:
         self.dealing: Dealing | None = None
         """Expert placement, if ranks have whole experts."""
         self._head = head(full or graph)
-        self._variants: dict[Hidden, Graph] = {}
+        self._variants: dict[tuple[Hidden, bool], Graph] = {}
         self._interpreters: dict[object, Interpreter] = {}
 
     def part(self, ranks: Ranks, *, dealt: bool = False) -> Model:
@@ -49,12 +50,15 @@ class Model:
             made.dealing = Dealing(mixtures(stage), commons.ranks, commons.rank)
         return made
 
-    def variant(self, hidden: Hidden) -> Graph:
+    def variant(self, hidden: Hidden, *, scattered: bool = False) -> Graph:
         """Return the graph of steps that want these hidden states, and logits if there is a head
-        for them. The variant "none" is for steps without sampled rows."""
-        if hidden not in self._variants:
-            self._variants[hidden] = demand(self.graph, hidden, logits=hidden != "none")
-        return self._variants[hidden]
+        for them. The variant "none" is for steps without sampled rows; `scattered`: for steps with
+        rows of other parts."""
+        key = hidden, scattered
+        if key not in self._variants:
+            graph = with_scatter(self.graph) if scattered else self.graph
+            self._variants[key] = demand(graph, hidden, logits=hidden != "none")
+        return self._variants[key]
 
     @property
     def generates(self) -> bool:
@@ -127,14 +131,16 @@ class Model:
         adding: Adding | None,
         times: OperatorTimes | None,
     ) -> list[Array]:
-        graph = self.variant(hidden)
+        scattered = batch.encoded is not None
+        graph = self.variant(hidden, scattered=scattered)
         joined = None if adding is not None else ops.joined
         tokens, samples = len(batch.tokens), len(batch.sample_rows)
-        key: object = hidden
+        key: object = hidden, scattered
         if joined is not None:
             # The backend says which row counts its products are computed alike for.
             device = batch.tokens.device
-            key = hidden, joined.row_class(tokens, device), joined.row_class(samples, device)
+            classes = joined.row_class(tokens, device), joined.row_class(samples, device)
+            key = hidden, scattered, *classes
         if key not in self._interpreters:
             plan = None if joined is None else joined.plan_product
             nodes = fused(graph, self.weights, plan, {"N": tokens, "R": samples})

@@ -24,7 +24,7 @@ from ..base.graph import AttentionSpec, LatentSpec, Role, RouteSpec
 from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
 from .arrays import Array, host
 from .draws import DrawParameters
-from .given import GivenRows
+from .encoded import EncodedRows
 from .prepared import RopeTable
 from .weights import BlockWeight, DenseWeight, PackedWeight, Weight
 
@@ -163,8 +163,8 @@ class StepBatch:
     and no checkpoints."""
     state_rows: Array | None = None
     """`states` on the device of the other arrays."""
-    given: GivenRows | None = None
-    """Input embeddings of some tokens, in place of their ids; None: no token has any."""
+    encoded: EncodedRows | None = None
+    """Rows of other parts for some tokens, in place of their ids'; None: no token has any."""
 
     def sampled_places(self) -> npt.NDArray[np.int64]:
         """Return `sample_rows` on the host, without waiting for a device."""
@@ -392,6 +392,11 @@ class Operators(Protocol):
         as of `gated`, or clamped (`ExpertsSpec`). `biases`: of all experts, see `Prepared.biases`.
         `inside`: routing weights multiply the experts' inputs, not their outputs. `share`: the part
         of a rank, whose results have the columns of its `down`."""
+        ...
+
+    def scatter(self, x: Array, rows: Array, places: Array) -> Array:
+        """Replace x[places] of x [N, D] by rows [M, D]; places [M] are each there once. May reuse
+        `x`."""
         ...
 
     def select(self, x: Array, rows: Array) -> Array:

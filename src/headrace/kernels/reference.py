@@ -156,12 +156,12 @@ class ReferenceOperators:
         gate, up = gate_up.chunk(2, -1)
         if activation == "clamped":
             gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-            return gate / torch.exp(gate * -1.702).add_(1) * (up + 1)
+            return gate / (torch.exp(gate * -1.702) + 1) * (up + 1)
         return _ACTIVATIONS[activation](gate).mul_(up)
 
     def multiply(self, x: torch.Tensor, gate: torch.Tensor, activation: str) -> torch.Tensor:
         if activation == "sigmoid":
-            return x / torch.exp_(-gate.contiguous()).add_(1)
+            return x / (torch.exp_(-gate.contiguous()) + 1)
         return self.activate(gate, activation).mul_(x)
 
     absorb, unpack = latent.absorb, latent.unpack
@@ -178,7 +178,7 @@ class ReferenceOperators:
         wish = logits.float()
         if spec.scores == "sigmoid":
             # As in `_silu`: torch.sigmoid rounds the last elements of a thread's share differently.
-            scores = wish = 1 / torch.exp(-wish).add_(1)
+            scores = wish = 1 / (torch.exp(-wish) + 1)
         elif spec.scores == "sqrt_softplus":
             # Composed: functional.softplus rounds the last elements of a thread's share
             # differently.
@@ -233,12 +233,16 @@ class ReferenceOperators:
             out[token] += part if inside else part * factor
         return out
 
+    def scatter(self, x: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        x[places] = rows.to(x)
+        return x
+
     def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return x if len(rows) == len(x) else x[rows]
 
     def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
         out = product(x, _data(weight)).float()
-        return out if softcap is None else torch.tanh_(out.div_(softcap)).mul_(softcap)
+        return out if softcap is None else torch.tanh_(out.div_(softcap)) * softcap
 
     def layer_norm(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
@@ -269,12 +273,12 @@ class ReferenceOperators:
 
 
 def _silu(x: torch.Tensor) -> torch.Tensor:
-    return x / torch.exp_(-x.contiguous()).add_(1)
+    return x / (torch.exp_(-x.contiguous()) + 1)
 
 
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     inner = torch.addcmul(x, x.square() * 0.044715, x).mul_(math.sqrt(2 / math.pi))
-    return torch.tanh_(inner).add_(1).mul_(x).mul_(0.5)
+    return (torch.tanh_(inner) + 1).mul_(x).mul_(0.5)
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:

@@ -214,10 +214,10 @@ def _attend(
 
     scores = torch.bmm(queries, keys.transpose(1, 2))
     if softcap is not None:
-        scores = torch.tanh_(scores.div_(softcap)).mul_(softcap)
+        scores = torch.tanh_(scores.div_(softcap)) * softcap
     per_head = scores.view(batch, kv_heads, rows + padding, total)
     per_head.masked_fill_(hidden.unsqueeze(1), float("-inf"))
-    highest = scores.amax(-1, keepdim=True)
+    highest = scores.detach().amax(-1, keepdim=True)  # A shift: gradients need not know it.
     scores.sub_(highest).exp_()
     tiles = total // TILE
     sums = scores.view(batch * kv_heads, rows + padding, tiles, TILE).sum(-1)

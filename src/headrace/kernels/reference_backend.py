@@ -6,7 +6,7 @@ from ..base.config import Decision
 from .backend import Question
 from .program import Provider
 
-ELEMENTWISE = ("embed", "add", "gated", "select", "activate", "part")
+ELEMENTWISE = ("embed", "add", "gated", "select", "activate", "part", "scatter", "window")
 """Kinds that sum over nothing, so that their rows are invariant on every device."""
 
 

@@ -80,7 +80,7 @@ def short_conv(
         for tap in range(spec.taps):
             total = total + weight[tap] * line[tap : tap + entry.tokens]
         if spec.activation == "silu":
-            total = total / torch.exp(-total).add_(1)
+            total = total / (torch.exp(-total) + 1)
         out[entry.first : entry.first + entry.tokens] = total
         ends = [*entry.keeps, (entry.start + entry.tokens, entry.block)]
         for at, block in ends:
@@ -150,7 +150,7 @@ class _DeltaRule:
         self._q = q * spec.key_size**-0.5
         v = v.reshape(len(mixed), spec.value_heads, spec.value_size)
         g = torch.exp(-decay.exp() * softplus(a + step)).unsqueeze(-1)
-        beta = (1 / torch.exp(-b).add_(1)).unsqueeze(-1)
+        beta = (1 / (torch.exp(-b) + 1)).unsqueeze(-1)
         self._into = torch.cat([k, v, g, beta], -1)
 
     def into(self, token: int) -> torch.Tensor:
@@ -226,4 +226,4 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 
 
 def _silu(x: torch.Tensor) -> torch.Tensor:
-    return x / torch.exp(-x).add_(1)
+    return x / (torch.exp(-x) + 1)

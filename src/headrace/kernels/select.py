@@ -43,6 +43,7 @@ class ComposedOperators:
 
         self.drawing = of("linear").drawing
         self.embed, self.select, self.add = of("embed").embed, of("select").select, of("add").add
+        self.scatter = of("embed").scatter
         self.rms_norm, self.layer_norm = of("norm").rms_norm, of("norm").layer_norm
         self.add_rms_norm = of("norm").add_rms_norm
         self.linear, self.logits = of("linear").linear, of("linear").logits

@@ -46,8 +46,8 @@ class Description:
         spec: object = None,
         dtype: Dtype = "act",
     ) -> Value:
-        """Add a node with one result."""
-        out = Value(TOKENS, width, dtype)
+        """Add a node with one result, of as many rows as it reads."""
+        out = Value(reads[0].rows if reads else TOKENS, width, dtype)
         self._nodes.append(Node(kind, tuple(reads), (out,), tuple(weights), spec))
         return out
 

@@ -17,6 +17,7 @@ TASKS = {
     "embed": "Embeddings",
     "rerank": "Reranking",
     "speech": "Speech to text",
+    "program": "Programs",
 }
 """Tasks of models, each with its title."""
 PROPOSED = {

@@ -12,7 +12,8 @@ from ..base.modelfiles import TOOL_USE, ModelFiles
 from ..base.strings import StringArray
 from ..models.reader import from_gguf
 from ..models.ropes import LONG_FACTORS, ROPE_FACTORS
-from .gguf import GgufFile
+from . import sealed
+from .gguf import HEAD, GgufFile
 
 END_OF_TURN = (
     "<|im_end|>",
@@ -52,6 +53,9 @@ def open_gguf(path: Path, name: str, licence: str | None = None) -> ModelFiles:
     """Read the metadata of a GGUF file; the tensors stay where they are."""
     file = GgufFile(path)
     metadata = file.metadata
+    if sealed.KEY in metadata:
+        at = HEAD + file.entries().find(sealed.ENTRY) + len(sealed.ENTRY)
+        sealed.check(path, metadata[sealed.KEY], at)
     factors: dict[str, list[float]] = {}
     for tensor in (ROPE_FACTORS, *LONG_FACTORS):
         if tensor in file.tensors:
@@ -104,6 +108,12 @@ def open_gguf(path: Path, name: str, licence: str | None = None) -> ModelFiles:
 def gguf_of(files: ModelFiles) -> GgufFile:
     """Return the open file of a GGUF model; open it only if this process has not done so."""
     return files.opened if isinstance(files.opened, GgufFile) else GgufFile(files.path)
+
+
+def rest(files: ModelFiles) -> None:
+    """Give back the memory of the weights that were read, if the model is a mapped file."""
+    if isinstance(files.opened, GgufFile):
+        files.opened.rest()
 
 
 def _token_id(metadata: dict[str, Any], field: str, count: int) -> int | None:

@@ -44,6 +44,10 @@ def open_model(
             f"{name} is for speech to text: headrace transcribe and headrace serve take it, "
             "headrace roofline shows its memory and its limits"
         )
+    if known is not None and known.task == "program":
+        raise UnsupportedModel(
+            f"{name} is a program: headrace programs inspect and headrace programs run take it"
+        )
     local = fetched(name, cache_dir=cache_dir, offline=offline, progress=progress)
     return open_local(local, name, None if known is None else known.licence)
 
@@ -85,8 +89,8 @@ def open_local(path: Path, name: str, licence: str | None = None) -> ModelFiles:
 
 def _unknown(name: str) -> ModelNotFound:
     return ModelNotFound(
-        f"no model {name!r:.200}{nearest(name.lower().replace(':', '-'), CATALOG)}; a model is a "
-        "catalog name (headrace models lists them), a folder in Hugging Face layout, a .gguf file, "
-        "or a hub id such as org/name or org/name:q4_k_m",
+        f"no model {name!r:.200}; a model is a catalog name (headrace models lists them), a folder "
+        "in Hugging Face layout, a .gguf file, or a hub id such as org/name or org/name:q4_k_m"
+        f"{nearest(name.lower().replace(':', '-'), CATALOG)}",
         param="model",
     )

@@ -9,13 +9,11 @@ network. Only system calls needed to compute remain (`seccomp`).
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import io
 import json
 import os
 import pkgutil
-import resource
 import struct
 import sys
 from collections.abc import Iterator
@@ -27,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .formats import FFMPEG
-from .seccomp import only_compute
+from .seccomp import confine
 
 Block = npt.NDArray[np.float32]
 _BLOCK = 1 << 16
@@ -36,8 +34,6 @@ _SUBTYPES = ("PCM_", "FLOAT", "DOUBLE", "ULAW", "ALAW", "VORBIS", "OPUS", "MPEG_
 _CODECS = ("aac", "opus", "mp3", "mp3float", "vorbis", "flac", "alac")
 _MOST_CHUNKS = 1000
 """Chunks of a WAV that are examined."""
-_NEW_USER, _NEW_NET = 0x10000000, 0x40000000
-_NO_NEW_PRIVILEGES = 38
 
 
 class SoundRefused(Exception):
@@ -75,35 +71,13 @@ def imported(format: str) -> tuple[Any, Any]:
 
 def obey(order: dict[str, Any], library: Any, soxr: Any) -> None:
     """Confine this process for good, decode, and print the result."""
-    _confine(order)
+    confine(order["memory"], order["processor_seconds"], order["result"])
     try:
         _say(_decode(order, library, soxr))
     except SoundRefused as refused:
         _say({"refused": str(refused)})
     except Exception:  # noqa: BLE001 - whatever a decoder raises is the file's fault
         _say({"refused": "damaged"})
-
-
-def _confine(order: dict[str, Any]) -> None:
-    """Give up for good all that decoding does not need."""
-    seconds = int(order["processor_seconds"])
-    for limit, value in (
-        (resource.RLIMIT_AS, order["memory"]),
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_FSIZE, order["result"]),
-        (resource.RLIMIT_NOFILE, 0),
-        (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        with suppress(ValueError, OSError):
-            resource.setrlimit(limit, (value, value))
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "unshare"):
-        # Some containers refuse this. Nothing here opens a connection anyway.
-        libc.unshare(_NEW_USER | _NEW_NET)
-    if hasattr(libc, "prctl"):
-        libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-        only_compute(libc)
 
 
 def _decode(order: dict[str, Any], library: Any, soxr: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from ..base.request import StepStats
 from .draft_metrics import DraftMetrics
+from .encoding_metrics import EncodingMetrics
 from .instruments import Exposition, Histogram, Labelled, one_two_five
 from .life import RequestLife
 from .sketch import Sketch
@@ -101,6 +102,7 @@ class EngineMetrics(Collector):
         self._prefix_hits = _Restarting()
         self.drafted = DraftMetrics()
         self._tier = TierMetrics()
+        self._encodings = EncodingMetrics()
         self._drafts = _Restarting()
         self._draft_tokens = _Restarting()
         self._accepted_tokens = _Restarting()
@@ -129,6 +131,8 @@ class EngineMetrics(Collector):
         self._accepted_tokens.now(stats.accepted_tokens)
         if stats.tier is not None:
             self._tier.now(stats.tier)
+        if stats.encodings is not None:
+            self._encodings.now(stats.encodings)
 
     def tokens(self, life: RequestLife, count: int, now: float) -> None:
         """Count `count` further tokens of one choice of a request, which came at `now`."""
@@ -192,6 +196,7 @@ class EngineMetrics(Collector):
         """Begin with a new engine process: its own counts start at zero."""
         self._restarts += after_failure
         self._tier.restart()
+        self._encodings.restart()
         for counter in (
             self._preemptions,
             self._prefix_queries,
@@ -210,6 +215,7 @@ class EngineMetrics(Collector):
         yield from self._counters()
         yield from self.drafted.families(self._exposition)
         yield from self._tier.families(self._exposition, self.stats.split)
+        yield from self._encodings.families(self._exposition)
         yield from self._histograms()
 
     def _state(self) -> Iterator[Metric]:

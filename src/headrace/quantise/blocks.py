@@ -6,6 +6,7 @@ the file stores. Sources: the block structures of ggml-quants, OCP Microscaling 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -153,19 +154,34 @@ def _sixteenths(w: Floats, blocks: Floats) -> tuple[Floats, None, Stored]:
 
 
 def _lines(last: int) -> Callable[[Floats, Floats], tuple[Floats, Floats, Stored]]:
-    """Fit Q4_K and Q5_K: scales and minima of 32 weights in six bits of their block's."""
+    """Fit Q4_K and Q5_K: scales and minima of 32 weights in six bits of their block's. Both are
+    rounded together: the pair next to the best line that loses least."""
+    nearest = integers(0, last)
 
     def fit(w: Floats, blocks: Floats) -> tuple[Floats, Floats, Stored]:
-        parts = [one.reshape(-1, 8, w.shape[1]) for one in search.affine(w, blocks, last)]
         found: dict[str, npt.NDArray[Any]] = {}
-        values = []
-        for name, part in zip(("d", "m"), parts, strict=True):
-            stored, step = halves(part.max(1, keepdims=True) / np.float32(63))
+        steps, sixths = [], []
+        for name, part in zip(("d", "m"), search.affine(w, blocks, last), strict=True):
+            of_block = part.reshape(-1, 8, w.shape[1])
+            stored, step = halves(of_block.max(1, keepdims=True) / np.float32(63))
             inverse = np.divide(1, step, out=np.zeros_like(step), where=step > 0)
-            sixths = np.clip(np.rint(part * inverse), 0, 63).astype(np.float32)
-            found |= {name: stored[:, 0], f"{name}6": sixths.astype(np.uint8)}
-            values.append((sixths * step).reshape(-1, w.shape[1]))
-        return values[0], -values[1], found
+            found[name] = stored[:, 0]
+            steps.append(np.repeat(step[:, 0], 8, 0))
+            sixths.append(np.rint(of_block * inverse).reshape(part.shape))
+        near = [
+            [np.clip(number + more, 0, 63).astype(np.float32) for number, more in pairs]
+            for pairs in (
+                zip(sixths, more, strict=True) for more in itertools.product((0, 1, -1), repeat=2)
+            )
+        ]
+        pairs = np.array([[number * step for number, step in zip(one, steps, strict=True)]
+                          for one in near], np.float32)  # fmt: skip
+        which = search.among_lines(w, blocks, pairs, nearest)[None]
+        for at, name in enumerate(("d6", "m6")):
+            chosen = np.take_along_axis(np.stack([one[at] for one in near]), which, 0)[0]
+            found[name] = chosen.reshape(-1, 8, w.shape[1]).astype(np.uint8)
+        scale, least = (np.take_along_axis(pairs[:, at], which, 0)[0] for at in (0, 1))
+        return scale, -least, found
 
     return fit
 

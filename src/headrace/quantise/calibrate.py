@@ -19,6 +19,7 @@ from ..base.graph import Value, WeightRef
 from ..base.hardware import cpu
 from ..base.modelfiles import ModelFiles
 from ..kernels.prepared import Prepared
+from ..loader.gguf_model import rest
 from ..loader.prepare import prepare
 from ..loader.progress import Progress, Silent
 from ..loader.weight_source import WeightSource
@@ -166,6 +167,7 @@ def calibrate(
                 ready = [at for at, one in waiting.items() if passing.reaches(one)]
                 said = [_encoded(folder, at, waiting.pop(at), passing.statistics) for at in ready]
             _commit(folder, number, cut, values, said)
+            rest(files)
     finally:
         progress.done()
     return without_text(targets, folder)

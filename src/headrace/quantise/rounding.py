@@ -59,7 +59,8 @@ class Rounding:
         if statistic is None:
             return nearest
         gram = statistic.gram
-        solved = statistic.solver().codes(w, grid)
+        solver = statistic.solver()
+        solved = solver.settled(w, solver.codes(w, grid), grid)
         found = [loss(grid.values(codes) - w, gram) for codes in (nearest, solved)]
         self.errors.exact += loss(w, gram)
         self.errors.nearest += found[0]

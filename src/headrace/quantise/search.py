@@ -23,12 +23,16 @@ PIECE = 1 << 18
 
 def blocks_of(gram: Floats, size: int) -> Floats:
     """Return the diagonal blocks [groups, size, size] of G [in, in], damped so that a column that
-    the text never used still counts a little."""
-    groups = len(gram) // size
-    view = gram.reshape(groups, size, groups, size)
-    blocks: Floats = np.ascontiguousarray(view[np.arange(groups), :, np.arange(groups)])
-    mean = float(np.diagonal(gram).mean()) or 1.0
-    blocks[:, np.arange(size), np.arange(size)] += np.float32(0.01 * mean)
+    the text never used still counts a little. A G [in] is a diagonal alone."""
+    groups, at = len(gram) // size, np.arange(size)
+    if gram.ndim == 1:
+        blocks = np.zeros((groups, size, size), np.float32)
+        blocks[:, at, at] = gram.reshape(groups, size)
+    else:
+        view = gram.reshape(groups, size, groups, size)
+        blocks = np.ascontiguousarray(view[np.arange(groups), :, np.arange(groups)])
+    mean = float(blocks[:, at, at].mean()) or 1.0
+    blocks[:, at, at] += np.float32(0.01 * mean)
     return blocks
 
 
@@ -125,4 +129,23 @@ def among(w: Floats, blocks: Floats, scales: Floats, nearest: Nearest) -> Floats
             better = error < best[:, rows]
             best[:, rows] = np.where(better, error, best[:, rows])
             found[:, rows] = np.where(better, candidate[:, rows], found[:, rows])
+    return found
+
+
+def among_lines(w: Floats, blocks: Floats, pairs: Floats, nearest: Nearest) -> npt.NDArray[np.intp]:
+    """Return the numbers [groups, rows] of the best of given pairs of scale and minimum
+    [candidates, 2, groups, rows], of w ≈ scale · code - minimum."""
+    best = np.full(w.shape[:2], np.inf, np.float32)
+    found = np.zeros(w.shape[:2], np.intp)
+    for number, (scale, least) in enumerate(pairs):
+        inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
+        for rows in pieces(*w.shape):
+            moved = w[:, rows] + least[:, rows, None]
+            off = nearest(moved * inverse[:, rows, None])
+            off *= scale[:, rows, None]
+            off -= moved
+            error = ((off @ blocks) * off).sum(-1)
+            better = error < best[:, rows]
+            best[:, rows] = np.where(better, error, best[:, rows])
+            found[:, rows] = np.where(better, number, found[:, rows])
     return found

@@ -20,6 +20,7 @@ BLOCK = 64
 """Columns that are rounded before their errors reach all later ones."""
 SLICE = 1 << 23
 """Weights that are rounded at once."""
+SWEEPS = 2
 LEAF = 128
 """Size below which a triangle is inverted as a whole."""
 
@@ -122,6 +123,30 @@ class Solver:
             left[last:] -= upper[first:last, last:].T @ errors[: last - first]
         found = np.empty_like(codes)
         found[order] = codes
+        return np.ascontiguousarray(found.T)
+
+    def settled(self, w: Floats, codes: Floats, grid: Grid) -> Floats:
+        """Return codes after `SWEEPS` passes in which each column takes the code that is best for
+        all others as they are (cyclic descent, as of 2309.01885): the error on the text falls."""
+        gram, order = self.gram, self._order
+        found = np.ascontiguousarray(codes.T)
+        off = np.ascontiguousarray((grid.values(codes) - w).T)
+        power = np.diagonal(gram)
+        inverse = np.divide(1, power, out=np.zeros_like(power), where=power > 0)
+        scales = grid.scale
+        shrink = np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
+        for _ in range(SWEEPS):
+            for first in range(0, len(off), BLOCK):
+                some = order[first : first + BLOCK]
+                pull, square = gram[some] @ off, gram[np.ix_(some, some)]
+                for number, at in enumerate(some):
+                    group = at // grid.size
+                    better = found[at] - pull[number] * inverse[at] * shrink[group]
+                    better = grid.nearest(better)
+                    change = (better - found[at]) * scales[group]
+                    found[at] = better
+                    off[at] += change
+                    pull += square[:, number, None] * change
         return np.ascontiguousarray(found.T)
 
 

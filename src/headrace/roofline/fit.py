@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import InvalidRequest
+from ..base.foreign import any_json
 from .composition import compose
 from .counts import Case
 from .efficiency import Curve, Efficiency
@@ -63,7 +63,7 @@ def read_records(path: Path) -> list[StepRecord]:
     records = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
-            data = json.loads(line)
+            data = any_json(line)
             samples, seconds = int(data["samples"]), float(data["seconds"])
             records.append(StepRecord(list(data["starts"]), list(data["counts"]), samples, seconds))
         except (ValueError, KeyError, TypeError) as error:

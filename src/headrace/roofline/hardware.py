@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import NotFound, OptionError
+from ..base.foreign import any_json
 from .curves import CURVES
 from .efficiency import CPU_EFFICIENCY, Curve, Efficiency
 
@@ -270,7 +271,7 @@ def load_hardware(path: Path) -> Hardware:
         )
 
     try:
-        data: dict[str, Any] = json.loads(path.read_text())
+        data: dict[str, Any] = any_json(path.read_bytes())
         unknown = sorted(set(data) - {spec.name for spec in fields(Hardware)})
         if unknown:
             known = ", ".join(spec.name for spec in fields(Hardware))

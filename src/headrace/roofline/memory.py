@@ -73,6 +73,8 @@ class MemoryPlan:
     kv_bytes_per_token: int
     """Bytes in all layers, for a token inside every window."""
     decisions: tuple[Decision, ...]
+    encoding_bytes: int = 0
+    """Bytes of encodings of inputs that are not text, and of the largest one's computation."""
 
     @property
     def kv_tokens(self) -> int:
@@ -96,6 +98,7 @@ class MemoryPlan:
             ("tables", self.table_bytes),
             ("graphs", self.graph_bytes),
             ("processes", self.process_bytes),
+            *([("encodings", self.encoding_bytes)] if self.encoding_bytes else []),
             ("margin", self.margin_bytes),
         ]
 

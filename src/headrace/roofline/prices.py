@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.errors import InvalidRequest
+from ..base.foreign import any_json
 from .hardware import DEVICES, Hardware
 
 PRICES = {
@@ -44,7 +44,7 @@ def read_prices(
     found, told = dict(PRICES), PriceSource()
     if path is not None:
         try:
-            data = dict(json.loads(path.read_text()))
+            data = dict(any_json(path.read_bytes()))
             words = {key: str(data.pop(key))[:80] for key in WORDS if key in data}
             given = {str(key): float(value) for key, value in data.items()}
             told = PriceSource(**{"date": "without a date", "source": path.name} | words)

@@ -64,7 +64,7 @@ def read_trace(file: Path) -> Trace:
             max(times, default=0.0) - min(times, default=0.0),
             prefixes,
         )
-    except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as wrong:
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as wrong:
         raise InvalidRequest(f"{file} is no trace of prefixes: {wrong!r}", param="tiers") from None
 
 

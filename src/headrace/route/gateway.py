@@ -10,17 +10,16 @@ counts.
 
 from __future__ import annotations
 
+import base64
 import hmac
 import logging
 import random
 import time
 from collections.abc import Collection, MutableMapping, Sequence
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from prometheus_client import Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.datastructures import Headers as HeaderView
 from starlette.requests import ClientDisconnect
@@ -28,7 +27,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..base.errors import HeadraceError, NotFound, Overloaded, TooLarge, Unauthorised
 from ..base.text_prefixes import TextPrefixes, secret_of
-from ..base.version import VERSION
 from ..engine.simulator.routing import Prompted, Router
 from ..obs.loopwatch import LoopWatch
 from ..obs.tasks import TaskWatch
@@ -39,11 +37,12 @@ from ..server.connection import while_connected
 from ..server.errors import MethodNotAllowed, error_body, error_headers
 from ..server.hands import Hands
 from ..server.hosts import Hosts
-from ..server.meter import SECONDS, HttpMeter
+from ..server.meter import HttpMeter
 from ..server.origin import Origins
 from ..server.paths import Paths
 from ..server.refusal import last_frame
 from ..server.wire import encode
+from . import status
 from .asked import (
     FORMS,
     HEALTH,
@@ -57,8 +56,10 @@ from .asked import (
     of_connection,
     owner_of,
 )
+from .meters import RouteMeter
 from .replica import Replica
 from .resume import MOST_EVENT, MOST_KEPT, Resume
+from .sources import Source
 from .upstream import Headers, ReplicaLost, ReplicaSilent, Upstream
 
 log = logging.getLogger("headrace.route")
@@ -105,7 +106,6 @@ class Gateway:
         `hosts`: names of the gateway in addition to addresses and local names. `origins`: other
         origins whose pages may use it.
         """
-        self.replicas = replicas
         self.max_body = max_body
         self._router = router
         self._migrate = migrate
@@ -120,54 +120,28 @@ class Gateway:
         self.bodies = BodiesInFlight()
         """Bodies of this port and of the picker's."""
         self._sent = BodiesInFlight(MOST_SENT)
-        registry = self.meter.registry
-        self._counts = {
-            name: Counter(f"headrace_route_{name}", text, ["replica"], registry=registry)
-            for name, text in (
-                ("requests", "Requests that a replica was given."),
-                ("lost", "Exchanges that ended with the connection to the replica."),
-                ("migrations", "Streams that went on at this replica."),
-            )
-        }
-        self._counters = {
-            (name, one.number): counter.labels(one.url)
-            for name, counter in self._counts.items()
-            for one in replicas
-        }
-        begun = Histogram(
-            "headrace_route_first_byte_seconds",
-            "Seconds from a request to the first byte of the replica's answer.",
-            ["replica"],
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self._begun = {one.number: begun.labels(one.url) for one in replicas}
-        registry.register(self)
+        self.replicas: list[Replica] = []
+        """Replicas that requests go to; sources may name others while the gateway runs."""
+        self.sources: list[Source] = []
+        """Sources of replicas that may come and go, as they are shown."""
+        self.times = RouteMeter(self.meter.registry, self.replicas)
+        for one in replicas:
+            self.admit(one)
         layers: ASGIApp = Origins(Paths(self._serve), origins, self.meter.refused)
         if hosts or not key:
             layers = Hosts(layers, hosts, self.meter.refused)
         self._layers = Border(layers, self, self.meter)
 
-    def collect(self) -> list[GaugeMetricFamily]:
-        """Return the gauges for prometheus_client."""
-        outstanding = GaugeMetricFamily(
-            "headrace_route_outstanding", "Requests that have not ended.", labels=["replica"]
-        )
-        ready = GaugeMetricFamily(
-            "headrace_route_ready", "1: the replica may be chosen.", labels=["replica"]
-        )
-        tells = GaugeMetricFamily(
-            "headrace_route_tells", "1: it tells what its cache holds.", labels=["replica"]
-        )
-        for one in self.replicas:
-            tells.add_metric([one.url], float(one.tells))
-            outstanding.add_metric([one.url], one.outstanding)
-            ready.add_metric([one.url], float(one.may_be_chosen))
-        return [outstanding, ready, tells]
+    def admit(self, replica: Replica) -> None:
+        """Send requests to this replica too."""
+        self.replicas.append(replica)
+        self.times.admit(replica)
 
-    def count(self, what: str, replica: Replica) -> None:
-        """Count a request, a lost exchange or a migration of a replica."""
-        self._counters[what, replica.number].inc()
+    def dismiss(self, replica: Replica) -> None:
+        """Forget a replica, which has no request in work."""
+        self.replicas.remove(replica)
+        self.times.dismiss(replica)
+        replica.connections.abort()
 
     @property
     def ready(self) -> bool:
@@ -200,7 +174,7 @@ class Gateway:
                 self._check_operator(scope)
                 await _reply(send, 200, self._metrics(), CONTENT_TYPE_PLAIN_0_0_4.encode())
             elif path == "/":
-                await _reply(send, 200, encode(self._about(scope)), b"application/json")
+                await self._say_about(scope, send)
             else:
                 body = await self._read(scope, receive)
                 await while_connected(receive, self._answer(scope, body, exchange))
@@ -218,7 +192,7 @@ class Gateway:
 
     def _check_operator(self, scope: Scope) -> None:
         """Raise `Unauthorised` if there is a key and the request lacks it."""
-        shown = secret_of(scope["headers"]).rpartition(b" ")[2]
+        shown = _key_in(secret_of(scope["headers"]))
         if self._key and not hmac.compare_digest(shown, self._key.encode()):
             raise Unauthorised("this route needs the operator's key of --key-file")
 
@@ -229,28 +203,23 @@ class Gateway:
         meter.longest_hold.set(self.loop.longest)
         return generate_latest(meter.registry)
 
-    def _about(self, scope: Scope) -> dict[str, Any]:
-        """Describe the gateway. If there is a key, only its holders see the replicas."""
-        about: dict[str, Any] = {
-            "object": "gateway",
-            "message": "a gateway before servers that speak OpenAI's interface",
-            "version": VERSION,
-            "status": "ready" if self.ready else "not ready",
-            "routes": [f"{method} {path}" for path, method in ROUTED.items()],
-        }
-        with suppress(Unauthorised):
+    async def _say_about(self, scope: Scope, send: Send) -> None:
+        """Describe the gateway as JSON, or as a page for browsers. If there is a key, only its
+        holders see the replicas."""
+        shown = True
+        try:
             self._check_operator(scope)
-            about["replicas"] = [
-                {
-                    "url": one.url,
-                    "state": one.state,
-                    "outstanding": one.outstanding,
-                    "reports_its_cache": one.tells,
-                    "only_prompts": one.prefills,
-                }
-                for one in self.replicas
-            ]
-        return about
+        except Unauthorised:
+            shown = False
+        if b"text/html" not in dict(scope["headers"]).get(b"accept", b""):
+            about = status.described(self, shown)
+            await _reply(send, 200, encode(about), b"application/json")
+        elif shown:
+            await _reply(send, 200, status.page_of(self), status.KIND, list(status.SAFE))
+        else:  # A browser asks for the key, as the password of any name.
+            asks = [(b"www-authenticate", b'Basic realm="the key of --key-file, as password"')]
+            body = encode(error_body(Unauthorised("the list of servers needs the operator's key")))
+            await _reply(send, 401, body, b"application/json", asks)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytearray:
         """Read the body. Raises `HeadraceError`, and `ClientDisconnect` if the client left before
@@ -323,28 +292,33 @@ class Gateway:
             tried.add(replica.number)
             last = len(tried) >= TRIES and resume is None
             with replica.taken():
-                self.count("requests", replica)
+                self.times.count("requests", replica)
                 connection: Upstream | None = None
                 try:
                     begin = time.perf_counter()
                     connection = await replica.ask(
                         asked.to(replica), asked.body, seconds=self._seconds
                     )
-                    self._begun[replica.number].observe(time.perf_counter() - begin)
-                    status = connection.status
-                    refused = status != 200 if resume else status in ELSEWHERE and not last
+                    self.times.took("first_byte", replica, time.perf_counter() - begin)
+                    code = connection.status
+                    self.times.answered(replica, code)
+                    refused = code != 200 if resume else code in ELSEWHERE and not last
                     if refused and self._others(tried):
                         continue
                     replica.succeeded()
                     if resume is not None:
                         if refused:
                             raise ReplicaLost("no other server continued the stream")
-                        self.count("migrations", replica)
+                        self.times.count("migrations", replica)
                     await exchange.relay(connection, asked.migrates, resume)
+                    if code < 400:
+                        self.times.took("first_part", replica, exchange.first - begin)
+                        self.times.took("pause", replica, exchange.pause)
+                        self.times.took("answer", replica, time.perf_counter() - begin)
                     return
                 except ReplicaLost as lost:
                     replica.failed()
-                    self.count("lost", replica)
+                    self.times.count("lost", replica)
                     if not exchange.begun:
                         # A request on which one replica was silent for so long is not tried on
                         # another.
@@ -363,6 +337,17 @@ class Gateway:
 
     def _others(self, tried: set[int]) -> bool:
         return any(one.may_be_chosen and one.number not in tried for one in self.replicas)
+
+
+def _key_in(secret: bytes) -> bytes:
+    """Return the key of an `Authorization` header: after `Bearer`, or the password of `Basic`."""
+    kind, _, given = secret.rpartition(b" ")
+    if kind.lower() != b"basic":
+        return given
+    try:
+        return base64.b64decode(given, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _too_large(most: int) -> TooLarge:
@@ -385,6 +370,8 @@ class _Exchange:
         self.sent = bytearray()
         """Events of a stream that can be migrated."""
         self.resumable = False
+        self.first = self.pause = 0.0
+        """Clock at the body's first part, and the longest wait in seconds for a later one."""
 
     async def relay(self, connection: Upstream, migrates: bool, resume: Resume | None) -> None:
         """Pass an answer on as it comes. Raises `ReplicaLost` and `Diverged`."""
@@ -396,6 +383,7 @@ class _Exchange:
             await self._begin(connection.status, connection.headers)
         else:
             first = await connection.part()
+        self.first, self.pause = time.perf_counter(), 0.0
         rest = b""
         data = first
         while data:
@@ -415,7 +403,9 @@ class _Exchange:
                     data, rest = data + rest, b""
             if data:
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            asked = time.perf_counter()
             data = await connection.part()
+            self.pause = max(self.pause, time.perf_counter() - asked)
         await self._send({"type": "http.response.body", "body": rest, "more_body": False})
 
     def _keep(self, data: bytes) -> None:

@@ -48,7 +48,7 @@ async def follow(replica: Replica, policy: PrefixAffinity, key: str = "") -> Non
     `key`: an operator's key of the replica's, where it asks for keys.
     """
     refused = 0
-    await _forget(replica, policy)  # This task may have been restarted after a fault.
+    await forget(replica, policy)  # This task may have been restarted after a fault.
     while True:
         status = 0
         try:
@@ -57,7 +57,7 @@ async def follow(replica: Replica, policy: PrefixAffinity, key: str = "") -> Non
             pass
         finally:
             replica.others, replica.tells = 0, False
-        await _forget(replica, policy)
+        await forget(replica, policy)
         if status not in (0, 200, refused):
             refused = status
             log.info(
@@ -67,7 +67,7 @@ async def follow(replica: Replica, policy: PrefixAffinity, key: str = "") -> Non
         await asyncio.sleep(AGAIN_SECONDS if status in (0, 200) else OTHERS_SECONDS)
 
 
-async def _forget(replica: Replica, policy: PrefixAffinity) -> None:
+async def forget(replica: Replica, policy: PrefixAffinity) -> None:
     """Forget the replica's reports, in steps between which requests are served."""
     for _ in policy.forget(replica.number):
         await asyncio.sleep(0)

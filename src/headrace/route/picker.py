@@ -139,7 +139,7 @@ class Picked:
         }
         self.replica = gateway.choose(_Beginnings(names.keys), barred)
         self._counted.enter_context(self.replica.taken())
-        gateway.count("requests", self.replica)
+        gateway.times.count("requests", self.replica)
         return self.replica.address
 
     def _answered(self, told: Processing) -> list[bytes]:
@@ -148,7 +148,7 @@ class Picked:
             status = dict(told.headers).get(b":status", b"")
             if status in _ELSEWHERE:  # Envoy reports a lost connection as 503.
                 self.replica.failed()
-                self._picker.gateway.count("lost", self.replica)
+                self._picker.gateway.times.count("lost", self.replica)
             else:
                 self.replica.succeeded()
         if part is Part.RESPONSE_BODY and self._modes[1] is BodyMode.FULL_DUPLEX_STREAMED:

@@ -34,13 +34,28 @@ MOST_HEALTH = 4096
 """Bytes that are read of a probe's answer."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds that the circuit stays open; each further failure doubles them."""
+MODELS_SECONDS = 30.0
+"""Seconds between two questions for its models, which are shown and decide nothing."""
+MOST_LIST = 64 * 1024
+"""Bytes that are read of a list of models."""
+MOST_MODELS, MOST_NAME = 32, 120
+"""Models of one replica that are shown, and characters of a name."""
 
 
 class _HealthReply(msgspec.Struct):
     role: str = "both"
 
 
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_Model]
+
+
 _health_reply = json_reader(_HealthReply)
+_model_list = json_reader(_ModelList)
 
 
 class Replica:
@@ -82,6 +97,11 @@ class Replica:
         """Reason why it is not ready."""
         self.prefills = False
         """Whether it computes prompts for other servers; then it answers only if no other can."""
+        self.leaving = False
+        """Whether no source names it any more: it gets nothing new and ends its requests."""
+        self.models: tuple[str, ...] = ()
+        """Names of its models, as it listed them last."""
+        self._listed = 0.0
         self._refused = 0
         self._heard = time.monotonic()
         self._failures = 0
@@ -105,7 +125,7 @@ class Replica:
     def may_be_chosen(self) -> bool:
         """Whether it may get a request: ready, and its circuit closed; after a pause, one at a time
         is a trial."""
-        if not self.ready:
+        if not self.ready or self.leaving:
             return False
         if self._failures < FAILURES:
             return True
@@ -114,6 +134,8 @@ class Replica:
     @property
     def state(self) -> str:
         """Ready, or the reason why nothing is sent."""
+        if self.leaving:
+            return "leaving: no source names it"
         if not self.ready:
             return f"not ready: {self.problem}"
         return "ready" if self.may_be_chosen else f"left alone after {self._failures} losses"
@@ -154,16 +176,8 @@ class Replica:
 
     async def probe(self) -> None:
         """Probe its health once and remember the answer."""
-        request = b"GET /health HTTP/1.1\r\nhost: " + self.host + b"\r\n\r\n"
         try:
-            async with asyncio.timeout(LATE_SECONDS):
-                connection = await self.ask(request)
-                body, peer = b"", connection.peer
-                try:
-                    while part := await connection.part():
-                        body = (body + part)[: MOST_HEALTH + 1]
-                finally:
-                    self.connections.give_back(connection)
+            status, json, body, peer = await self._get(b"/health", MOST_HEALTH)
         except ReplicaLost as lost:
             self.ready, self.problem = False, lost.message
             self._refused += 1
@@ -180,7 +194,38 @@ class Replica:
         self.address = peer or self.address
         self._refused = 0
         self._heard = time.monotonic()
-        self._believe(connection.status, _is_json(connection.headers), body)
+        self._believe(status, json, body)
+
+    async def _get(self, path: bytes, most: int, key: str = "") -> tuple[int, bool, bytes, str]:
+        """Get a small answer; return (status, whether it is JSON, body, peer's address).
+
+        A body above `most` bytes is cut after one more. Raises `ReplicaLost` and `TimeoutError`.
+        """
+        head = b"GET " + path + b" HTTP/1.1\r\nhost: " + self.host
+        if key:
+            head += b"\r\nauthorization: Bearer " + key.encode()
+        async with asyncio.timeout(LATE_SECONDS):
+            connection = await self.ask(head + b"\r\n\r\n")
+            body, peer = b"", connection.peer
+            try:
+                while part := await connection.part():
+                    body = (body + part)[: most + 1]
+            finally:
+                self.connections.give_back(connection)
+        return connection.status, _is_json(connection.headers), body, peer
+
+    async def list_models(self, key: str = "") -> None:
+        """Ask for the names of its models, if that is due. What it lists is only shown."""
+        now = time.monotonic()
+        if not self.ready or now < self._listed:
+            return
+        self._listed = now + MODELS_SECONDS
+        try:
+            status, _, body, _ = await self._get(b"/v1/models", MOST_LIST, key)
+            told = _model_list(body).data if status == 200 else []
+        except (ReplicaLost, TimeoutError, Undecodable):
+            return
+        self.models = tuple(one.id[:MOST_NAME] for one in told[:MOST_MODELS])
 
     def _believe(self, status: int, json: bool, body: bytes) -> None:
         """Apply an answer of `/health`: its status, and the role in its JSON."""
@@ -198,11 +243,15 @@ class Replica:
         self.prefills = role == "prefill"
         self.ready, self.problem = not problem, problem
 
-    async def watch(self) -> None:
-        """Probe for as long as the gateway runs. If probing fails, the replica is not ready."""
+    async def watch(self, key: str = "") -> None:
+        """Probe for as long as the gateway runs. If probing fails, the replica is not ready.
+
+        `key`: an operator's key of the replica's, where it asks for keys.
+        """
         try:
             while True:
                 await self.probe()
+                await self.list_models(key)
                 await asyncio.sleep(PROBE_SECONDS)
         except Exception as fault:
             self.ready, self.problem = False, f"its probes ended by {type(fault).__name__}"
@@ -217,8 +266,6 @@ def _is_json(headers: Headers) -> bool:
 def replicas_of(urls: Sequence[str]) -> list[Replica]:
     """Return the replicas at these addresses. Raises `OptionError`."""
     found = [Replica(number, url) for number, url in enumerate(urls)]
-    if not found:
-        raise OptionError("servers must name at least one address", param="servers")
     if len({one.url for one in found}) < len(found):
         raise OptionError("servers names an address twice", param="servers")
     return found

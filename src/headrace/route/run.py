@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from ..base.errors import OptionError
-from ..engine.simulator.routing import ROUTERS, PrefixAffinity
+from ..base.systemd import notify
+from ..engine.simulator.routing import ROUTERS
 from ..server.hosts import read_hosts
 from ..server.listen import http_server
 from ..server.origin import read_origins
 from ..server.run import loop_factory, take_port
 from .asked import MAX_BODY
 from .gateway import ANSWER_SECONDS, Gateway
-from .holdings import follow
 from .picker import Picker
 from .replica import replicas_of
+from .roster import Roster, read_servers
 
 BACKLOG = 2048
 
@@ -52,7 +52,8 @@ def route(
         raise OptionError(
             f"policy must be one of {', '.join(ROUTERS)}, not {policy!r}", param="policy"
         )
-    replicas = replicas_of(servers)
+    fixed, sources = read_servers(servers)
+    replicas = replicas_of(fixed)
     router = ROUTERS[policy]()
     gateway = Gateway(
         replicas,
@@ -80,27 +81,25 @@ def route(
                 stops.append(tasks.errand("picker", picker.stop(seconds)))
             server.force_exit = gateway.draining
             gateway.draining = server.should_exit = True
+            notify("STOPPING=1")
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signalled)
         gateway.loop.start()
-        watching = [tasks.keep(f"probes-{one.number}", one.watch) for one in replicas]
-        if isinstance(router, PrefixAffinity):
-            watching += [
-                tasks.keep(f"reports-{one.number}", partial(follow, one, router, key))
-                for one in replicas
-            ]
+        roster = Roster(gateway, router, sources, key)
+        roster.start()
         try:
             if picker is not None:
                 await picker.start(endpoint_picker, endpoint_picker_tls, endpoint_picker_clients)
                 announce(f"endpoints are picked on port {picker.port}")
             name, taken = listener.getsockname()[:2]
-            announce(f"ready: {len(replicas)} servers by {policy} on http://{name}:{taken}")
+            named = "".join(f" and {one.name}" for one in sources)
+            announce(f"ready: {len(replicas)} servers{named} by {policy} on http://{name}:{taken}")
+            notify("READY=1")
             await server.serve(sockets=[listener])
             await asyncio.gather(*stops)
         finally:
-            for one in watching:
-                one.cancel()
+            roster.stop()
             gateway.close()
         return 0
 

@@ -32,6 +32,8 @@ OUTLIER = 2.0
 MARGIN = 1.05
 """Least gain that a step with drafts must promise over one without. A sequence that drafts gets
 ahead, but all others wait for the longer step, and expectations are off by a few per cent."""
+MOST_TOKENS, ALL_TOKENS = 1 << 14, 1 << 62
+"""Bound of the search for tokens that a step has time for; no bound."""
 LEAST = 0.2
 """Least time that a row adds to a step of one row, until steps show that it is less. A machine
 shared with others looks memory-bound, so rows seem to cost nothing. Too high a guess is soon
@@ -275,3 +277,59 @@ def _lengths(chosen: Sequence[tuple[int, int, int]], survivals: Sequence[bytes])
     for _, _, place in chosen:
         lengths[place] += 1
     return lengths
+
+
+STEP_SECONDS, ALONE_SECONDS = 0.05, 0.25
+"""Seconds of a step that computes slices of another part: while text is decoded, whose readers wait
+for the step, and without any, when only new requests wait."""
+FEWEST = 16
+"""Tokens of prompts that such a step may compute however long they take."""
+
+
+class MixedPrices:
+    """Expected seconds of text and of slices, and the work of both that a step has time for."""
+
+    def __init__(self, text: Callable[[int], float], slices: Callable[[int], float]) -> None:
+        """`text`: tokens of a step → seconds; `slices`: units of an input times slices → seconds.
+        Both are a first guess, which steps correct."""
+        self._text, self._slices = StepPrices(text), StepPrices(slices)
+
+    def tokens(self, decodes: int) -> int:
+        """Return the most tokens of prompts that fit into half of a step next to `decodes`."""
+        if not decodes:
+            return ALL_TOKENS
+        low, high = FEWEST, MOST_TOKENS
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._text.seconds(decodes + middle) <= STEP_SECONDS / 2:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def slices_that_fit(self, units: int, left: int, tokens: int, decodes: int) -> int:
+        """Return the number of slices, at least 1 and at most `left`, of an input of `units` that
+        fit into a step next to `tokens`."""
+        room = STEP_SECONDS if decodes else ALONE_SECONDS
+        if tokens:
+            room -= self._text.seconds(tokens)
+        low, high = 1, left
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._slices.seconds(units * middle) <= room:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def slice_seconds(self, units: int) -> float:
+        """Return the expected seconds of slices, by their number times the input's units."""
+        return self._slices.seconds(units)
+
+    def observe(self, tokens: int, text: float, units: int, encoding: float) -> None:
+        """Learn from a step of `tokens` in `text` seconds, and of slices times `units` in
+        `encoding` seconds."""
+        if tokens:
+            self._text.observe(tokens, text)
+        if units:
+            self._slices.observe(units, encoding)

@@ -20,11 +20,12 @@ from itertools import chain
 from headrace.base.step import BlockWrite
 from headrace.kv import KvManager, lent_of
 
+from .encodings import Encodings
 from .limits import Limits
 from .queue import WaitingQueue
 from .resource import Resource, all_prepared
 from .rows import Rows
-from .work import NO_ROW, State, Work
+from .work import ALL, NO_ROW, State, Work
 
 RESERVE = 0.02
 """Share of the blocks that an admission leaves to running work, so that it can grow."""
@@ -33,8 +34,15 @@ RESERVE = 0.02
 class Roster:
     """The places of work, and every way to take and give back what running work holds."""
 
-    def __init__(self, limits: Limits, kv: KvManager, resources: tuple[Resource, ...]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        kv: KvManager,
+        resources: tuple[Resource, ...],
+        encodings: Encodings | None = None,
+    ) -> None:
         self.kv = kv
+        self._encodings = encodings
         self.resources = resources
         self.waiting = WaitingQueue()
         self.decoding: dict[int, Work] = {}
@@ -89,25 +97,28 @@ class Roster:
         return work is self.blocked and self.running > 0 and self.kv.free <= self._blocked_free
 
     def prepare(self, work: Work) -> bool:
-        """Take the resources that it needs to run, all or none."""
-        return all_prepared(self.resources, work)
+        """Take the resources that it needs to run, all or none. Its encodings have room until it
+        ends."""
+        room = self._encodings is None or self._encodings.reserve(work)
+        return room and all_prepared(self.resources, work)
 
     def enter(self, work: Work, budget: int) -> int:
         """Take the (prepared) head of the queue into a row, with its hits of the prefix index.
 
-        Returns the units of its first chunk, at most `budget`. Without enough blocks it returns 0,
-        takes nothing and gives the resources back.
+        Returns the units of its first chunk, at most `budget`. Without enough blocks, or while the
+        first unit waits for an encoding, it returns 0, takes nothing and gives the resources back.
         """
         known = work.known
         if work.keeps:
             start, count = self._open(work, known, budget)
         else:
+            self._need(work, 0)
             start, count = 0, work.chunk(0, budget)
             work.capacity = work.limit
         if not count:
             for resource in self.resources:
                 resource.free(work)
-            self.blocked, self._blocked_free = work, self.kv.free
+            self.blocked, self._blocked_free = work if start < work.ready else None, self.kv.free
             return 0
         if work.state is State.WAITING:
             work.cached = start
@@ -122,12 +133,17 @@ class Roster:
         work.chunk_start = work.scheduled = start
         return count
 
+    def _need(self, work: Work, start: int) -> None:
+        if self._encodings is not None and work.request.spec.inputs:
+            self._encodings.need(work, start)
+
     def _open(self, work: Work, known: int, budget: int) -> tuple[int, int]:
         """Open a table with the hits of the index and blocks for a first chunk; return its (start,
         count). Count 0: there are too few blocks, and nothing is taken."""
         kv, read = self.kv, work.reads
         table = kv.open(known, work.chain, read=read)
         start = kv.cached(table)
+        self._need(work, start)
         count = work.chunk(start, budget)
         alone = not self.running and not self.leaving
         room = start
@@ -149,6 +165,18 @@ class Roster:
         work.preemptions += 1
         self.preemptions += 1
         self.leave(work, State.PREEMPTED)
+
+    def give_way(self) -> None:
+        """Preempt one running work for a more urgent one that would have to wait."""
+        head = self.waiting.peek()
+        if head is None or self.leaving or not self.running:
+            return
+        if head.ready < ALL:
+            return  # It waits for an encoding, and would not run.
+        if self.full or self.blocked is head:
+            victim = self.last_in_rank()
+            if head.rank < victim.rank and head.request.priority < victim.request.priority:
+                self.preempt(victim)
 
     def leave(self, work: Work, state: State) -> None:
         """Stop running or waiting; its holdings are given back once no step in flight uses them."""

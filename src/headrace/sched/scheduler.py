@@ -32,7 +32,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from headrace.base.environment import check_plans
 from headrace.base.errors import InvalidRequest, Overloaded
@@ -43,24 +42,16 @@ from headrace.kv import KvManager
 
 from .admission import RetryEstimate, verify_request, work_of
 from .chunks import EqualChunks
+from .encodings import Encodings
+from .flight import Flight, check
 from .limits import Limits, StepRoom
 from .price import DraftCounts, StepPrices, computed, draft_lengths
 from .resource import Resource
 from .roster import RESERVE, Roster
-from .work import NO_ROW, State, Work
+from .work import State, Work
 
 LOOK_AHEAD = 32
 """Most work without its resources that an admission looks past, to find some that has them."""
-
-
-@dataclass(slots=True)
-class Flight:
-    """A plan whose result is not there, and its entries."""
-
-    plan: StepPlan
-    entries: list[Work]
-    decodes: int
-    """Number of first entries that decode: one unit, and drafts, each."""
 
 
 class Scheduler:
@@ -71,8 +62,10 @@ class Scheduler:
         resources: Iterable[Resource] = (),
         clock: Callable[[], float] = time.monotonic,
         prices: StepPrices | None = None,
+        encodings: Encodings | None = None,
     ) -> None:
-        """`prices`: used to choose drafts; None: every draft that is ready is verified."""
+        """`prices`: used to choose drafts; None: every draft that is ready is verified.
+        `encodings`: of inputs that are not text; None: the model has no encoder part."""
         self.prices, self._drafts = prices, DraftCounts()
         self.limits = limits
         self.kv = kv
@@ -84,7 +77,8 @@ class Scheduler:
         self._clock = clock
         self._requests: dict[str, list[Work]] = {}
         """Live work of each request."""
-        self._roster = Roster(limits, kv, self.resources)
+        self._encodings = encodings
+        self._roster = Roster(limits, kv, self.resources, encodings)
         self.room = StepRoom.of(limits, keeps=bool(kv.groups))
         self._flights: deque[Flight] = deque()
         self._step = 0
@@ -95,8 +89,6 @@ class Scheduler:
         self._held: tuple[float, int] | None = None
         """Rank of the atom for which the decodes of this step left no budget."""
         self._chunks = EqualChunks(limits)
-        self._apart = 0
-        """Live work of other parts than the first."""
         self._check = check_plans()
         self.split: SplitStats | None = None
         """Counts of the prefill/decode split, if the engine has a role in one."""
@@ -149,6 +141,7 @@ class Scheduler:
             roster.preemptions,
             *self._drafts.totals,
             tier=None if kv.tiers is None else kv.tiers.stats,
+            encodings=None if self._encodings is None else self._encodings.stats(),
             split=self.split,
         )
 
@@ -179,6 +172,8 @@ class Scheduler:
         request, n = works[0].request, len(works)
         for resource in self.resources:
             resource.verify(request)
+        if self._encodings is not None:
+            self._encodings.verify(request)
         limits = self.limits
         room = limits.max_waiting + max(0, limits.running - self.running) - self.waiting
         if n > room:
@@ -188,7 +183,6 @@ class Scheduler:
             )
         for work in works:
             assert min(work.atom, work.known) <= limits.step_tokens, "never fits into a step"
-            self._apart += work.part > 0
         self._order += n
         self._requests[request.id] = works
         for work in works:
@@ -213,8 +207,11 @@ class Scheduler:
         plan = StepPlan(self._step, [], [], [], [], blocks=self._roster.carried)
         plan.draft_costs = self._drafts.costs
         if self.limits.policy == "priority":
-            self._yield()
+            self._roster.give_way()
         room = self._chunks.room(self._roster.uncomputed(LOOK_AHEAD))
+        encodings = self._encodings
+        if encodings is not None and encodings.busy:
+            room = min(room, encodings.tokens(len(self._roster.decoding)))
         chunks = self._find_room(plan.blocks, room)
         entries = self._place_decodes(plan)
         decodes = len(entries)
@@ -225,7 +222,8 @@ class Scheduler:
             self._admit(plan, entries, room)
         if self.limits.drafts:
             self._draft(plan, entries[:decodes])
-        if not entries:
+        encoded = None if encodings is None else encodings.plan(plan, decodes)
+        if not plan.rows:
             return None
         if (slots := self.kv.slots) is not None and slots.free:
             for work in entries:
@@ -233,11 +231,11 @@ class Scheduler:
                     slots.take(work.table, work.row, work.known, plan.slots)
         self._roster.carried = []
         plan.released.extend(self._roster.rows.take_released())
-        if self._apart:
-            plan.parts = tuple(work.part for work in entries)
+        if encodings is not None:
+            plan.dropped = encodings.take_dropped()
         if self._check:
             plan.verify(budget=self.limits.step_tokens, rows=self.limits.rows)
-        self._flights.append(Flight(plan, entries, decodes))
+        self._flights.append(Flight(plan, entries, decodes, encoded))
         self._step += 1
         return plan
 
@@ -246,7 +244,7 @@ class Scheduler:
         if result.error is not None:
             return self.fail(plan, result.error)
         flight = self._land(plan)
-        assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
+        assert len(result.tokens) == len(plan.rows), "the result is not of this plan"
         self.kv.settle(plan.number)
         number, decodes = plan.number, flight.decodes
         only, drafting = decodes == len(plan.rows), 0.0
@@ -279,7 +277,10 @@ class Scheduler:
                         self._leave(work)
             if work.state is not running:
                 self._roster.drain(work)
-        self._note(flight, sampled)
+        if self._encodings is not None:
+            for work, why in self._encodings.land(plan, result, flight.encoded):
+                deltas.append(self._finish(work, "error", why))
+        self._last = flight.counts(sampled)
         return deltas
 
     def fail(self, plan: StepPlan, message: str, *, again: bool = False) -> list[SequenceDelta]:
@@ -305,27 +306,20 @@ class Scheduler:
                 deltas.append(self._finish(work, "error", message))
             elif live and work.state is State.RUNNING:
                 self._roster.preempt(work)
+        if self._encodings is not None and flight.encoded is not None:
+            for work in self._encodings.failed(flight.encoded, alone=False, again=again):
+                if work.state is not State.FINISHED:
+                    deltas.append(self._finish(work, "error", message))
         for later in self._flights:
             for work in later.entries:
                 if work.state is State.RUNNING:
                     self._roster.preempt(work)
         for work in flight.entries:
             self._roster.drain(work)
-        self._note(flight, 0)
+        self._last = flight.counts(0)
         return deltas
 
     # The phases of `schedule`
-
-    def _yield(self) -> None:
-        """Preempt one running work for a more urgent one that would have to wait."""
-        roster = self._roster
-        head = roster.waiting.peek()
-        if head is None or roster.leaving or not roster.running:
-            return
-        if roster.full or roster.blocked is head:
-            victim = roster.last_in_rank()
-            if head.rank < victim.rank and head.request.priority < victim.request.priority:
-                roster.preempt(victim)
 
     def _find_room(self, writes: list[BlockWrite], room: int) -> list[tuple[Work, int]]:
         """Find blocks for running work that needs some; return the chunks that have them, `room` at
@@ -352,6 +346,8 @@ class Scheduler:
             elif budget > 0:
                 if tiers is not None and tiers.meets(work.id, start):
                     self._roster.leave(work, State.PREEMPTED)
+                    continue
+                if start >= work.ready:
                     continue
                 count = work.chunk(start, budget)
                 if not count:
@@ -428,12 +424,13 @@ class Scheduler:
                 break
             if min(work.atom, work.known) > budget or (self._held and work.rank > self._held):
                 break
-            if not roster.prepare(work):
+            prepared = roster.prepare(work)
+            count = roster.enter(work, budget) if prepared else 0
+            if prepared and roster.blocked is work:
+                break
+            if not count:  # It lacks a resource, or its first tokens an encoding.
                 unprepared.append(roster.waiting.pop())
                 continue
-            count = roster.enter(work, budget)
-            if not count:
-                break
             if not work.preemptions:
                 work.scheduled_at = now
             plan.admitted.append(work.admission())
@@ -474,12 +471,6 @@ class Scheduler:
         assert self._flights[0].plan.number == plan.number, "results come in the order of plans"
         return self._flights.popleft()
 
-    def _note(self, flight: Flight, sampled: int) -> None:
-        plan = flight.plan
-        tokens, entries = plan.tokens, len(plan.rows)
-        decoded = tokens if flight.decodes == entries else sum(plan.counts[: flight.decodes])
-        self._last = plan.number, entries, tokens, tokens - decoded, sampled
-
     def _finish(self, work: Work, finish: FinishReason, error: str | None = None) -> SequenceDelta:
         """End work in any state from outside its own results."""
         self._leave(work)
@@ -490,26 +481,13 @@ class Scheduler:
         self._roster.leave(work, State.FINISHED)
         choices = self._requests[work.request.id]
         choices.remove(work)
-        self._apart -= work.part > 0
+        if self._encodings is not None:
+            self._encodings.leave(work)
         if not choices:
             del self._requests[work.request.id]
         self._retry.finished(self._clock())
 
     def check_integrity(self) -> None:
         """Assert the invariants between any two calls; when idle, that nothing is held."""
-        roster = self._roster
-        flying = [s for flight in self._flights for s in flight.entries]
-        roster.check_integrity(flying)
-        live = [s for works in self._requests.values() for s in works]
-        for s in live:
-            assert s.state is not State.FINISHED
-            assert (s.state is State.RUNNING) == (
-                s.id in roster.decoding or s.id in roster.prefilling
-            )
-            waits = s.state is not State.RUNNING and s.row == NO_ROW
-            assert waits == (s in roster.waiting)
-            assert s.in_flight == sum(s is other for other in flying)
-            assert s.known <= s.limit
-        assert roster.running + len(roster.waiting) <= len(live), "someone runs without a request"
-        if not self._flights:
-            assert not self.kv.unsettled, "steps are settled or forgotten"
+        live = [work for works in self._requests.values() for work in works]
+        check(live, self._flights, self._roster, self._encodings)

@@ -55,9 +55,9 @@ class Work:
 
     __slots__ = (
         "admitted", "atom", "cached", "capacity", "chain", "choice", "chunk_start", "drafts", "id",
-        "in_flight", "keeps", "limit", "loaded", "part", "preemptions", "promised",
-        "prompt_length", "rank", "request", "row", "scheduled", "scheduled_at", "state", "table",
-        "tokens", "void_until",
+        "in_flight", "keeps", "limit", "loaded", "preemptions", "promised",
+        "prompt_length", "rank", "ready", "request", "row", "scheduled", "scheduled_at", "state",
+        "table", "tokens", "void_until",
     )  # fmt: skip
 
     def __init__(
@@ -70,7 +70,6 @@ class Work:
         *,
         keeps: bool = True,
         atom: int = 1,
-        part: int = 0,
     ) -> None:
         self.id = id
         self.request = request
@@ -82,8 +81,6 @@ class Work:
         self.atom = atom
         """A step computes a multiple of this number of units, counted from the first, or all the
         rest."""
-        self.part = part
-        """Number of the part of a model that computes it."""
         assert atom == 1 or not keeps, "what lies in blocks is cut anywhere"
         self.keeps = keeps
         """Whether it keeps anything between two steps, in blocks."""
@@ -106,6 +103,8 @@ class Work:
         self.chunk_start = 0
         """Start of its oldest chunk in flight."""
         self.scheduled = 0
+        self.ready = ALL
+        """Units before the first that waits for an encoding."""
         self.capacity = 0
         self.drafts = b""
         """Drafts that are ready for its next step, as `StepResult.proposed` has them."""
@@ -128,9 +127,12 @@ class Work:
 
     def chunk(self, start: int, room: int) -> int:
         """Return the most units from `start` that `room` holds and the atom allows; 0 if none."""
-        left = self.known - start
+        end = self.known
+        if self.ready < end:
+            end = self.ready if self.atom == 1 else start
+        left = end - start
         if left <= room:
-            return left
+            return max(0, left)
         return max(0, (start + room) // self.atom * self.atom - start)
 
     def oldest_query(self) -> int:

@@ -10,7 +10,10 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .errors import code_of
+
 if TYPE_CHECKING:
+    from ..base.errors import HeadraceError
     from .accounts import Account
     from .generation import Usage
 
@@ -30,7 +33,13 @@ def log_exchange(
     """
     account: Account | None = scope.get("headrace.account")
     usage: Usage | None = scope.get("headrace.usage")
+    error: HeadraceError | None = scope.get("headrace.error")
     more: dict[str, Any] = {} if account is None else {"key": account.key.name}
+    if error is not None:
+        # The message may repeat what the client sent; the code and the field do not.
+        more["error"] = code_of(error) or error.type
+        if error.param:
+            more["param"] = error.param
     if usage is not None:
         more |= {
             "model": usage.model,

@@ -264,6 +264,7 @@ async def _typed(request: Request, error: Exception) -> Response:
     """Answer a typed error in the format of the route's interface, if it has its own."""
     assert isinstance(error, HeadraceError)
     request.app.state.meter.refused(error)
+    request.scope["headrace.error"] = error
     reply: Response = request.scope.get("headrace.error_reply", error_response)(error)
     return reply
 

@@ -28,6 +28,6 @@ def attach(service: Service, engine: ServingEngine | HearingEngine) -> None:
 
         service.speak_with(SpeakingRoutes(service, engine))
     if listens(engine.files.path):
-        from ..engine.clients.listening import SoundListener
+        from ..speech.prompts import open_prompts
 
-        service.listener = SoundListener(engine.files)
+        service.sounds = open_prompts(engine.files)

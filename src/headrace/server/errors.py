@@ -29,14 +29,18 @@ class MethodNotAllowed(InvalidRequest):
     code = "method_not_allowed"
 
 
+def code_of(error: HeadraceError) -> str | None:
+    """Return the code that a client and the log are told."""
+    return error.code or ("invalid_value" if error.status == 400 and error.param else None)
+
+
 def error_body(error: HeadraceError) -> dict[str, Any]:
     return {
         "error": {
             "message": error.message,
             "type": error.type,
             "param": error.param,
-            "code": error.code
-            or ("invalid_value" if error.status == 400 and error.param else None),
+            "code": code_of(error),
         }
     }
 
@@ -108,6 +112,10 @@ def from_validation(error: ValidationError) -> InvalidRequest:
     if not name:
         return InvalidRequest("the body must be a JSON object", code="invalid_body")
     words = _WORDS.get(kind)
+    for side, bound in (("least", "min_length"), ("most", "max_length")):
+        if kind in ("too_short", "too_long") and bound in first.get("ctx", {}):
+            most = first["ctx"][bound]
+            words = f"must have at {side} {most} item{'' if most == 1 else 's'}"
     if words is None:
         message = first["msg"]
         for prefix in ("Value error, ", "Assertion failed, "):

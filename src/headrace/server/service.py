@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from ..engine.clients.face import ServingEngine
-    from ..engine.clients.listening import SoundListener
     from ..engine.hearing.engine import HearingEngine
+    from ..speech.prompts import SoundPrompts
     from .served_profile import ServedProfile
     from .speech_fields import SpeechBody
 
@@ -93,8 +93,8 @@ class Service:
         self._engine: ServingEngine | None = None
         self._ears: Ears | None = None
         self._voices: Voices | None = None
-        self.listener: SoundListener | None = None
-        """Encoder of a chat's sounds; None if the model reads only text."""
+        self.sounds: SoundPrompts | None = None
+        """Preparation of a chat's sounds; None if the model takes none."""
         self._defaults = SamplingParams()
         self._speech = Speech()
         self._speeches: dict[str | None, Speech] = {}

@@ -75,7 +75,7 @@ def find(
     if name in speech or (name not in CATALOG and is_hub_id(name)):
         return fetched(name, cache_dir=cache_dir, offline=offline, progress=progress)
     raise ModelNotFound(
-        f"no speech model {name!r:.200}{nearest(name, speech)}; it is a catalog name "
-        f"({', '.join(speech)}), a folder, or a hub id such as openai/whisper-small",
+        f"no speech model {name!r:.200}; it is a catalog name ({', '.join(speech)}), a folder, or "
+        f"a hub id such as openai/whisper-small{nearest(name, speech)}",
         param="model",
     )

@@ -12,7 +12,7 @@ from ..kernels.cpu import emit
 from ..kernels.cpu.emit import NOT_QUANTISED, Matrix, QuantisedRows
 from ..kernels.cpu.library import Team
 from ..kernels.cpu.panels import Packer
-from ..kernels.cpu.records import LINEAR, ROWS_N, HrStep
+from ..kernels.cpu.records import ROWS_N, HrPart, HrStep
 from ..kernels.weights import DenseWeight
 from .weights import q8_0
 
@@ -51,10 +51,19 @@ class Product:
         x, y = Matrix(0, self._step), Matrix(0, self.out)
         self._room = QuantisedRows(MAX_ROWS, self._width) if coded else None
         codes = NOT_QUANTISED if self._room is None else self._room.struct
-        self._linear: Any = emit.linear(
-            codes, None if coded else x, self._packed, self._bias, y, ROWS_N, activation=activation
-        )[1]
-        emitted = [(LINEAR, self._linear)]
+        emitted = [
+            emit.linear(
+                codes,
+                None if coded else x,
+                self._packed,
+                self._bias,
+                y,
+                ROWS_N,
+                activation=activation,
+            )
+        ]
+        self._linear: Any = emitted[0][1]
+        self._part = HrPart.from_address(self._linear.parts)
         self._quantise: Any = None
         if coded:
             before = emit.quantise(x, codes, self._width, ROWS_N)
@@ -74,7 +83,7 @@ class Product:
                 self._linear.dense = at
             else:
                 self._quantise.x = at
-            self._linear.keep[0].y = address(y) + 4 * first * self.out
+            self._part.y = address(y) + 4 * first * self.out
             self._team.run(self._records, self._count, HrStep(n=min(MAX_ROWS, count - first)))
         return y
 

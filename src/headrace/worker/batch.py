@@ -108,7 +108,7 @@ def make_batch(
         plan=attention,
         targets=targets,
         adapters=rows.adapters(plan.rows, plan.counts),
-        given=rows.given.of(plan),
+        encoded=rows.encoded(plan),
         states=states,
     )
 

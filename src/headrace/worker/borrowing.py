@@ -121,6 +121,8 @@ class Borrowed:
         """Lock of all of the above."""
         self._unsaid: deque[tuple[_Server, Any]] = deque()
         self._heard = Wake()
+        self._looked = time.monotonic()
+        """Time when silences were last looked at."""
         self._open = True
         self._thread = THREADS.keep("borrowing", self._run)
 
@@ -319,12 +321,16 @@ class Borrowed:
             server.socket.send(wire.pack(what), self._zmq.NOBLOCK)
 
     def _renew(self, now: float) -> None:
+        # Whoever slept itself has asked nobody meanwhile.
+        slept, self._looked = now - self._looked > wire.SILENT_SECONDS / 2, now
         with self._lock:
             for loan in list(self._loans.values()):
                 if now > loan.until:
                     self.stats.failed += not loan.lent
                     self._end(loan)
             for server in self._servers:
+                if slept:
+                    server.heard = now
                 if server.answers and now - server.heard > wire.SILENT_SECONDS:
                     self._lost(server, "says nothing")
                 if server.answers:

@@ -245,7 +245,7 @@ class HostBatches:
         batch.rules = self._rows.rules(rows[sampling])
         self._settle(plan, drafted)
         batch.adapters = self._rows.adapters(rows, counts)
-        batch.given = self._rows.given.of(plan)
+        batch.encoded = self._rows.encoded(plan)
         if self._typed:
             second = np.repeat(self._rows.columns["second_at"][rows], counts)
             self._types[:total] = (second > 0) & (positions >= second)

@@ -81,6 +81,8 @@ class LendingSocket:
             self._context.destroy(linger=0)
             raise
         self._heard = Wake()
+        self._looked = time.monotonic()
+        """Time when silences were last looked at."""
         self._open = True
         self._thread = THREADS.keep("lending", self._run)
 
@@ -192,7 +194,11 @@ class LendingSocket:
 
     def _forget_the_silent(self) -> None:
         now = time.monotonic()
+        # What borrowers said while this process slept may still be on its way.
+        slept, self._looked = now - self._looked > wire.SILENT_SECONDS / 2, now
         for who, borrower in list(self._borrowers.items()):
+            if slept:
+                borrower.heard = now
             if now - borrower.heard > wire.SILENT_SECONDS:
                 for ticket in list(borrower.open):
                     self._let_go((who, ticket))

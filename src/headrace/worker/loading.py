@@ -19,10 +19,12 @@ from ..kernels.program import Provider
 from ..kernels.select import choose
 from ..loader.heads import HeadFiles, head_weights, open_head, tap_name, tap_weights
 from ..loader.open import open_model
+from ..loader.sounds import open_sounds, sound_weights
 from ..loader.weight_source import WeightSource
 from ..loader.weights import load_weights
 from ..models.heads import STATES, describe_head, tapped
 from ..models.registry import describe
+from ..models.sounds import describe_sounds
 from .options import Resolved, WorkerOptions, resolve
 
 READ = 256
@@ -72,7 +74,8 @@ def kernel_decisions(files: ModelFiles, options: WorkerOptions) -> list[Decision
 
 
 def open_parts(files: ModelFiles, options: WorkerOptions) -> dict[str, OpenPart]:
-    """Return the parts of a model by name: "text", and "draft" if the options name a drafter.
+    """Return the parts of a model by name: "text", "draft" if the options name a drafter, and
+    "encoder" if the model takes inputs that are not text here.
 
     The drafter is a model or a head. The states that a head reads become outputs of the text's
     graph. Raises what `open_model` and `open_head` raise.
@@ -93,7 +96,18 @@ def open_parts(files: ModelFiles, options: WorkerOptions) -> dict[str, OpenPart]
                 graph = tapped(graph, head.arch.reads, tap_name(head))
                 weights = chain(weights, tap_weights(head))
     parts["text"] = OpenPart(files, graph, WeightSource(weights))
+    sounds = open_sounds(files) if encodes(options) else None
+    if sounds is not None:
+        own = WeightSource(sound_weights(files, sounds))
+        parts["encoder"] = OpenPart(files, describe_sounds(sounds), own)
     return parts
+
+
+def encodes(options: WorkerOptions) -> bool:
+    """Return whether a worker with these options has room for an encoder: alone, on a CPU, without
+    a drafter, which would read ids where there are none."""
+    alone = options.ranks == 1 and options.draft_model is None
+    return alone and options.device == "cpu"
 
 
 def inference_of(operators: Provider) -> Callable[[], AbstractContextManager[object]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ..base.graph import Graph
 from ..base.step import PoolShape
+from ..kernels.arrays import Array, tensor
 from ..kernels.backend import Shelf
 from ..kernels.operators import StepLimits
 from ..kernels.prepared import Prepared
@@ -52,6 +53,14 @@ class Part:
                 max_context=max_context,
                 shared=shared,
             )
+
+    def activations(self, rows: Array) -> Array:
+        """Return fp32 rows of the host as the operators take activations."""
+        if self.operators.host:
+            return rows
+        model = self.model
+        like = next(ref for ref in model.graph.weights() if ref.role == "vector")
+        return tensor(rows).to(model.weights.vector(like))
 
     @property
     def headless(self) -> bool:

@@ -7,7 +7,7 @@ a step picks its rows at once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from ..base.step import (
 )
 from ..kernels.arrays import Array, host, stride, tensor
 from ..kernels.draws import RULE, streams, uniforms
-from .given import PromptRows
+from ..kernels.encoded import EncodedRows
 from .transfer import to_device
 
 UNKNOWN = -1
@@ -65,7 +65,8 @@ class Rows:
         self.columns: npt.NDArray[np.void] = np.zeros(rows, _ROW)
         self.columns["adapter"] = -1
         self.held = np.zeros(rows, np.bool_)
-        self.given = PromptRows()
+        self.encoded: Callable[[StepPlan], EncodedRows | None] = lambda plan: None
+        """Finder of the rows of encodings in a step."""
         self.version = 0
         """Number that changes with every admission."""
         self.computed = np.zeros(rows, np.int64)
@@ -105,7 +106,6 @@ class Rows:
             -1,
         )
         self.held[row] = True
-        self.given.admit(row, spec.inputs)
         self.begin_anew(row)
         self.version += 1
 
@@ -194,7 +194,6 @@ class Rows:
     def release(self, rows: Sequence[int]) -> None:
         if rows:
             self.held[list(rows)] = False
-            self.given.release(rows)
 
     def append(
         self,

@@ -21,6 +21,7 @@ from ..kernels.arrays import Array, host
 from ..kernels.draws import Drawing
 from ..kernels.operators import KvCache, StepBatch
 from ..kernels.program import BEST, RULES, Outputs, Program, Tokens, Want, choose, want
+from .encoder import Encoder
 from .features import Arrived, Asked, Features, Indices
 from .host_batch import HostBatches
 from .kv_tensors import copy_blocks
@@ -52,6 +53,8 @@ class Steps:
     """Context in which a step with tensors runs."""
     verification: Verification | None = None
     """Verification of drafts, if rows draft."""
+    encoder: Encoder | None = None
+    """Part that encodes inputs which are not text."""
     silent: bool = False
     """Flag: a pipeline stage without the head, which yields no tokens; it learns them later."""
     _tokens: Array | None = None
@@ -65,6 +68,47 @@ class Steps:
             plan.verify(rows=len(self.rows.held))
         if self.verification is not None:
             self.verification.clear()
+        if self.encoder is not None:
+            return self._with_encoder(self.encoder, plan, begin)
+        return self._text(plan, begin)
+
+    def _with_encoder(
+        self, encoder: Encoder, plan: StepPlan, begin: float
+    ) -> StepResult | Callable[[], StepResult]:
+        """Do or start a step of two parts: slices of encodings, then text. An item may fail
+        alone."""
+        encoder.take(plan)
+        if not plan.parts:
+            return self._text(plan, begin)
+        texts, failures = plan.texts, dict[int, str]()
+        for entry in range(texts, len(plan.rows)):
+            try:
+                encoder.run(plan.rows[entry], plan.starts[entry], plan.counts[entry])
+            except Exception as error:  # noqa: BLE001 - the boundary of an item
+                failures[entry] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        spent = time.perf_counter() - begin
+        started = self._text(plan.first_part(), begin)
+
+        def whole(result: StepResult) -> StepResult:
+            result.encoding = spent
+            result.failures.update(failures)
+            for column in (result.tokens, result.logprobs, result.prompt_logprobs):
+                if column is not None:
+                    column += [[] for _ in plan.rows[texts:]]
+            if result.proposed is not None:
+                result.proposed += [b""] * (len(plan.rows) - texts)
+            return result
+
+        if isinstance(started, StepResult):
+            return whole(started)
+        return lambda: whole(started())
+
+    def _text(self, plan: StepPlan, begin: float) -> StepResult | Callable[[], StepResult]:
+        """Do or start the text part of a step, which may have no entry."""
+        if not plan.rows:
+            with self.inference():
+                self._prepare(plan)
+            return StepResult(plan.number, [], seconds=time.perf_counter() - begin)
         result = None if self.host is None else self._decode(self.host, plan, begin)
         if result is not None:
             return result

@@ -36,6 +36,7 @@ from .batch import make_batch
 from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
 from .draft_slots import DraftPart
 from .drafter import load_drafter
+from .encoder import Encoder, load_encoder
 from .features import Features, RowFeature
 from .filters import Filters
 from .gaps import Gaps
@@ -142,6 +143,10 @@ class Worker:
             if "draft" in opened:
                 self.drafter = load_drafter(opened["draft"], options, self._resolved, text, whole)
                 weight_bytes += self.drafter.part.model.weights.nbytes
+            self.encoder: Encoder | None = None
+            if "encoder" in opened:
+                self.encoder = load_encoder(opened["encoder"], options, self._resolved, text)
+                weight_bytes += self.encoder.part.model.weights.nbytes
         if device == "cpu":
             _set_torch_threads(threads)  # Again, if a weight was the first to need torch.
         self._memory = memory or _memory_of(device)
@@ -183,8 +188,7 @@ class Worker:
             return ("pooling", "score") if model.labels else ("pooling",)
         parts = {"grammar": self._grammars, "adapter": self._adapters}
         found = ["pooling", *(name for name, part in parts.items() if part is not None)]
-        alone = self.options.ranks == 1 and self.drafter is None
-        if alone and self._resolved.device == "cpu":
+        if self.encoder is not None:
             found.append("inputs")
         return tuple(found)
 
@@ -226,6 +230,9 @@ class Worker:
             if text.model.ranks is not None:
                 text.model.ranks.begin_anew()  # The program that had its rooms is gone.
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
+            if self.encoder is not None:
+                self.encoder.begin_anew()
+                self._rows.encoded = self.encoder.rows_of
             if self._adapters is not None:
                 self._adapters.bind(self._rows)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
@@ -275,6 +282,7 @@ class Worker:
                 host=host if program.host and not text.headless else None,
                 inference=text.inference,
                 verification=self._verification(),
+                encoder=self.encoder,
                 silent=text.headless,
             )
         self._phases["allocate"] = time.perf_counter() - begin
@@ -339,6 +347,8 @@ class Worker:
                 ended = self._alike(plan, begin, StepResult(0, []))  # No rank is a step ahead.
                 if ended.error is not None:
                     raise EngineFault(ended.error)
+            if self.encoder is not None:
+                self.encoder.warm_up()
             clear_null_blocks(self.cache)
             if self.text.model.dealing is not None:
                 self.text.model.dealing.forget()

@@ -8,12 +8,6 @@
 // library as it is shipped, whose level LEVEL it asks for by name ("": the best). All NaNs count as one.
 #include "fuzz.h"
 
-extern "C" {
-void* hr_team_new(int32_t threads, const char* wish);
-void hr_team_free(void* team);
-const char* hr_level(const char* wish);
-}
-
 namespace {
 
 int g_number = 0;

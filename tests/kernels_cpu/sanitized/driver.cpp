@@ -16,11 +16,6 @@
 #include "levels.h"
 #include "team.h"
 
-extern "C" {
-void* hr_team_new(int32_t threads, const char* wish);
-void hr_team_free(void* team);
-}
-
 namespace hr {
 const Kernels* choose_kernels(const char*) { return &HR_DRIVEN; }
 LevelState state_of(const char*) { return kServes; }

@@ -8,9 +8,6 @@
 
 #include "weights.h"
 
-extern "C" int32_t hr_run(void* team, const HrRecord* records, int32_t count, const HrStep* step,
-                          double* seconds);
-
 namespace fuzz {
 
 using Bytes = std::vector<uint8_t>;

@@ -1,18 +1,7 @@
 // Weights in every kind: random bytes as they lie in a file, and packed.
 #pragma once
+#include "library.h"
 #include "memory.h"
-
-extern "C" {
-int64_t hr_packed_bytes(int32_t kind, int64_t out, int64_t in);
-void hr_pack(void* team, int32_t kind, const uint8_t* rows, int64_t row_bytes, int64_t out,
-             int64_t in, uint8_t* target);
-void hr_pack_coded(void* team, int32_t kind, const uint8_t* codes, const void* scales,
-                   const uint8_t* zeros, int64_t group, int64_t out, int64_t in, uint8_t* target);
-int32_t hr_encode(void* team, int32_t kind, int32_t type, const void* numbers, int64_t count,
-                  uint8_t* out);
-int32_t hr_symmetric(void* team, const float* numbers, int64_t count, int32_t size, int32_t half,
-                     float* scales);
-}
 
 struct Kind {
   int kind, span, bytes;

@@ -76,7 +76,7 @@ class InputProcessor:
         are skipped. `expected`: the answer that the client expects, a hint for drafts, cut to the
         longest possible answer. `retained`: beginnings of the prompt that are to stay in the
         context cache. `prefixes`: names of its beginnings; the engine reports those that it holds.
-        `inputs`: places in the prompt that stand for something else than text, each with its rows.
+        `inputs`: places in the prompt that stand for something else than text, each with a handle.
         `task` other than "tokens": nothing is sampled; with `second_at` the prompt is a pair of
         texts, and the second begins there.
 

@@ -67,8 +67,7 @@ def check_beside(files: ModelFiles) -> None:
         speaking = import_module("headrace.engine.clients.speaking")
         speaking.open_speech_codec(speaking.open_voices(files.path, files.arch.vocab_size))
     if listens(files.path):
-        sounds = import_module("headrace.speech.sound_rows")
-        sounds.open_sound_files(files.path, files.weights, files.arch.hidden)
+        import_module("headrace.loader.sounds").open_sounds(files)
 
 
 def _read_ahead(files: ModelFiles, options: EngineOptions) -> None:

@@ -95,7 +95,10 @@ class Recorder:
         log.warning("requests and answers are recorded, text and all, in %s", self.path)
 
     def begin(self, request: Request, adapter: str | None = None) -> None:
-        """Note a request that is in work. `adapter`: the folder of its adapter."""
+        """Note a request that is in work. `adapter`: the folder of its adapter. A request with
+        inputs that are not text is not recorded: it holds handles, which nobody can open later."""
+        if request.spec.inputs:
+            return
         choices = [Choice() for _ in range(request.spec.sampling.n)]
         if request.spec.generates:
             self._open[request.id] = _Open(request, adapter, choices)

@@ -35,6 +35,7 @@ from .adapters import AdapterSlots
 from .calibration import calibrate_quickly, needs_calibration
 from .context import ContextCache, has_tiers, open_context_cache
 from .core import EngineCore
+from .encodings import encodings_of
 from .executor import Executor, InlineExecutor
 from .gpu_start import alone_on
 from .grammar import GrammarResource
@@ -271,7 +272,12 @@ def _core(
     if context is not None:
         resources.append(context)
     prices = draft_prices(predict) if limits.drafts else None
-    scheduler = Scheduler(limits, kv, resources, prices=prices)
+    encodings = None
+    if resolved.encoder is not None:
+        encodings = encodings_of(resolved.encoder, predict, memory.step_tokens, options.device)
+        if predict is not None:
+            predict.slices = encodings.prices.slice_seconds
+    scheduler = Scheduler(limits, kv, resources, prices=prices, encodings=encodings)
     if lends is not None and context is not None:
         scheduler.split = lends.stats
         context.tiers.handovers = Handovers(lends, seconds, lambda: scheduler.pressure, lends.stats)

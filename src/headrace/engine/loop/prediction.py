@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Callable
 
 from ...base.config import Decision, EngineOptions
 from ...base.hardware import hardware
@@ -125,6 +126,10 @@ class StepPredictor:
     def __init__(self, model: StepModel) -> None:
         self._model = model
         self._pooling: dict[int, bool] = {}
+        self.slices: Callable[[int], float] | None = None
+        """Seconds of slices of an encoder part, by their number times the units of the input."""
+        self._units: dict[int, int] = {}
+        """Units of the encodings by slot."""
 
     def verifying(self, tokens: int) -> float:
         """Return the seconds of a step that verifies `tokens` of one sequence."""
@@ -139,6 +144,19 @@ class StepPredictor:
         )
 
     def __call__(self, plan: StepPlan) -> Estimate:
+        if not plan.parts:
+            return self._text(plan)
+        self._units |= {start.slot: start.units for start in plan.encodings}
+        texts = plan.texts
+        entries = zip(plan.rows[texts:], plan.counts[texts:], strict=True)
+        assert self.slices is not None
+        spent = sum(self.slices(self._units[slot] * count) for slot, count in entries)
+        if not texts:
+            return Estimate(spent, 0.0, 0.0, 0.0)
+        estimate = self._text(plan.first_part())
+        return estimate._replace(seconds=estimate.seconds + spent)
+
+    def _text(self, plan: StepPlan) -> Estimate:
         arch = self._model.case.arch
         for admission in plan.admitted:
             self._pooling[admission.row] = not admission.spec.generates

@@ -32,6 +32,7 @@ from ...speculate import names_of
 from ..ranks.ranks import rank_groups, shared_by
 from .context import context_cache, remote_store
 from .draft_model import DraftPlan, plan_draft, tokenizer_of
+from .encoder import EncoderPlan, plan_encoder
 from .real import kernel_decisions
 from .split import split_role
 
@@ -61,6 +62,8 @@ class Resolved:
     kv_memory: int | None
     draft: DraftPlan | None = None
     """The plan of the draft model."""
+    encoder: EncoderPlan | None = None
+    """The plan of the part that encodes inputs which are not text."""
 
 
 def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Resolved:
@@ -142,7 +145,10 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
     if options.draft_model is not None:
         draft = plan_draft(resolved, files, available)
         decisions.append(draft.decision)
-    return Resolved(resolved, tuple(decisions), available, kv_memory, draft)
+    encoder = plan_encoder(resolved, files)
+    if encoder is not None:
+        decisions.append(encoder.decision)
+    return Resolved(resolved, tuple(decisions), available, kv_memory, draft, encoder)
 
 
 def _verify_values(options: EngineOptions) -> None:
@@ -295,9 +301,10 @@ def _plan(
     assert options.depth is not None
     slots = () if draft is None else draft.slots
     slot_bytes = layout.devices * group_bytes(slots, options.block_size)
+    encoding_bytes = 0 if resolved.encoder is None else resolved.encoder.bytes
     memory = plan_memory(
         files.arch,
-        weight_bytes=weight_bytes + slot_bytes,
+        weight_bytes=weight_bytes + slot_bytes + encoding_bytes,
         available=resolved.available,
         rows=rows,
         step_tokens=options.step_tokens,
@@ -317,6 +324,7 @@ def _plan(
         pool=replace(memory.pool, slots=slots),
         weight_bytes=weight_bytes,
         kv_bytes=memory.kv_bytes + slot_bytes,
+        encoding_bytes=encoding_bytes,
     )
 
 

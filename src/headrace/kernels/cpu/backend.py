@@ -24,7 +24,7 @@ from .recoded import RECODED
 from .records import KINDS
 
 _KINDS = """embed norm add linear write attend gated activate multiply route experts
-    part scale absorb unpack short_conv delta_rule ssm"""
+    part scale scatter window absorb unpack short_conv delta_rule ssm"""
 SERVED = frozenset(_KINDS.split())
 OUTSIDE_GGUF = {"float32", "float16", "bfloat16", "packed4", "packed8", "fp8"}
 """Kinds of weights that are not in blocks of GGUF."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
@@ -11,21 +10,11 @@ import numpy.typing as npt
 from .. import host_sampling
 from ..arrays import tensor
 from ..draws import Drawing, DrawParameters
-from . import emit, records
+from . import emit
 from .library import Team
-from .records import HrDraw, HrDrawRow, HrStep
+from .records import HEADER, HrStep
 
-_ROW = np.dtype(
-    [
-        ("temperature", np.float32),
-        ("min_p", np.float32),
-        ("top_p", np.float32),
-        ("top_k", np.int32),
-        ("uniform", np.float64),
-    ]
-)
-"""`HrDrawRow`."""
-assert _ROW.itemsize == ctypes.sizeof(HrDrawRow)
+_ROW: np.dtype[Any] = np.dtype(HEADER.struct("HrDrawRow"))
 
 
 def drawing(team: Team) -> Drawing:
@@ -34,22 +23,13 @@ def drawing(team: Team) -> Drawing:
 
     def draw(logits: npt.NDArray[np.float32], parameters: DrawParameters) -> npt.NDArray[np.int64]:
         count, vocab = logits.shape
-        assert logits.dtype == np.float32
-        assert logits.strides[1] == logits.itemsize
         rows = np.empty(count, _ROW)
         for name in ("temperature", "min_p", "top_p", "uniform"):
             rows[name] = getattr(parameters, name)
         rows["top_k"] = np.minimum(parameters.top_k, 2**31 - 1)
         tokens = np.empty(count, np.int64)
-        op = HrDraw(
-            logits.ctypes.data,
-            logits.strides[0] // logits.itemsize,
-            rows.ctypes.data,
-            tokens.ctypes.data,
-            vocab,
-            count,
-        )
-        team.run(emit.program([(records.DRAW, op)]), 1, HrStep())
+        op = emit.record("DRAW", emit.matrix(logits), rows, tokens, vocab, count)
+        team.run(emit.program([op]), 1, HrStep())
         left = np.flatnonzero(tokens < 0)
         if len(left):
             some = DrawParameters(

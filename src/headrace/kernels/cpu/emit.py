@@ -1,14 +1,14 @@
 """Operators as records: the one place that fills in the C structs.
 
 Every function returns (code, struct). Matrices are fp32 and row-major; `Matrix` is the address of
-one and the number of floats from row to row. The memory that a struct points to must outlive it.
+one and the number of floats from row to row. The memory that it points to must outlive a struct.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import Structure
 from typing import Any, NamedTuple
 
@@ -30,48 +30,39 @@ from ..weights import (
     StackedWeight,
     Weight,
 )
-from . import records
 from .panels import kind_of
-from .rank_records import HrExchange, HrHandover, HrPiece
 from .records import (
+    ACTIVATED,
     ACTIVATIONS,
+    CODES,
+    HEADER,
     INDICES,
     KINDS,
+    KV_KINDS,
+    ROWS_R,
     SIX,
+    STRUCTS,
     UNIT,
-    HrAttention,
-    HrBidirectional,
-    HrEmbed,
-    HrGated,
-    HrGateUp,
+    VALUES,
     HrKv,
-    HrLayerNorm,
-    HrLinear,
-    HrLora,
-    HrLoraPart,
-    HrNorm,
     HrPart,
-    HrQuantise,
+    HrPiece,
     HrQuantised,
-    HrRope,
-    HrRowsOp,
-    HrSample,
+    HrRecord,
     HrSix,
 )
 
 Emitted = tuple[int, Structure]
-KV_KINDS = {
-    "float32": KINDS["F32"],
-    "float16": KINDS["F16"],
-    "bfloat16": KINDS["BF16"],
-    "int8": records.KV_I8,
-    "k8v4": records.KV_K8V4,
-}
 
 
 class Matrix(NamedTuple):
     at: int
     stride: int
+
+
+NOWHERE = Matrix(0, 0)
+"""Matrix that a record does without."""
+NOT_QUANTISED = HrQuantised()
 
 
 def matrix(x: Array) -> Matrix:
@@ -83,9 +74,33 @@ def matrix(x: Array) -> Matrix:
     return Matrix(address(x), stride(x, 0))
 
 
-def at_or_none(vector: Array | None) -> int | None:
-    """Return the address of a vector, or None."""
-    return None if vector is None else address(vector)
+def record(name: str, *values: Any) -> Emitted:
+    """Emit a record by its name in csrc/records.h: see `filled`."""
+    code = CODES[name]
+    return code, filled(STRUCTS[code], *values)
+
+
+def filled(kind: type[Structure], *values: Any) -> Any:
+    """Make a struct from the values of its fields, in order; the last ones are zero if not given.
+
+    A `Matrix` gives two fields, an array its address. The struct keeps the values alive, but not
+    the memory behind a `Matrix` or another address.
+    """
+    made = kind(*_fields(values))
+    made.keep = values
+    return made
+
+
+def _fields(values: tuple[Any, ...]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, Matrix):
+            yield from value
+        elif isinstance(value, ctypes.Array):
+            yield ctypes.addressof(value)
+        elif isinstance(value, np.ndarray) or hasattr(value, "data_ptr"):
+            yield address(value)
+        else:
+            yield value
 
 
 class QuantisedRows:
@@ -98,16 +113,13 @@ class QuantisedRows:
         units = width // UNIT
         shape = -(-rows // SIX), units, ctypes.sizeof(HrSix)
         self.data = aligned(shape, np.uint8) if take is None else take(math.prod(shape))
-        self.struct = HrQuantised(address(self.data), units)
+        self.struct: HrQuantised = filled(HrQuantised, self.data, units)
 
     def columns(self, first: int) -> HrQuantised:
         """Return the same rows from column `first` on."""
         assert first % UNIT == 0
         at = address(self.data) + first // UNIT * ctypes.sizeof(HrSix)
         return HrQuantised(at, self.struct.stride)
-
-
-NOT_QUANTISED = HrQuantised(None, 0)
 
 
 def parts_of(weight: Weight) -> list[PanelWeight]:
@@ -145,43 +157,33 @@ def linear(
 ) -> Emitted:
     """Emit a product. `accumulate`: y += the product; `activation`: y = act(the product)."""
     assert not (accumulate and activation)
-    into = int(accumulate) if activation is None else records.ACTIVATED + ACTIVATIONS[activation]
+    into = int(accumulate) if activation is None else ACTIVATED + ACTIVATIONS[activation]
     parts = parts_of(weight)
     array = (HrPart * len(parts))()
     first = 0
-    for part, slot in zip(parts, array, strict=True):
-        out, width = part.shape
-        slot.data, slot.kind, slot.out, slot.in_ = (
-            address(part.data),
-            KINDS[part.kind],
-            out,
-            width,
-        )
-        slot.low = at_or_none(part.low)
-        slot.bias = None if bias is None else address(bias) + 4 * first
-        slot.y, slot.y_stride = y.at + 4 * first, y.stride
-        slot.accumulate = into
-        first += out
-    op = HrLinear(
-        q,
-        None if x is None else x.at,
-        0 if x is None else x.stride,
-        ctypes.addressof(array),
-        len(parts),
-        rows,
-    )
-    op.keep = array
-    return records.LINEAR, op
+    for index, part in enumerate(parts):
+        added = None if bias is None else address(bias) + 4 * first
+        array[index] = part_of(part, added, Matrix(y.at + 4 * first, y.stride), into)
+        first += part.shape[0]
+    return record("LINEAR", q, x or NOWHERE, array, len(parts), rows)
+
+
+def part_of(
+    part: PanelWeight, bias: int | None = None, y: Matrix = NOWHERE, into: int = 0
+) -> HrPart:
+    """Describe a matrix, the address of its bias and the place of its product. Some records say
+    elsewhere where products go."""
+    made: HrPart = filled(HrPart, part.data, part.low, bias, y, KINDS[part.kind], *part.shape, into)
+    return made
 
 
 def exchange(commons: RankMemory, place: int, pieces: Sequence[HrPiece]) -> Emitted:
     """Emit an exchange. `pieces`: data that ranks without common memory send each other; else
     unused."""
     array = (HrPiece * len(pieces))(*pieces)
-    given = ctypes.addressof(array), commons.ranks, place, len(pieces)
-    op = HrExchange(commons.fence, *given)
-    op.keep = array, pieces
-    return records.EXCHANGE, op
+    code, op = record("EXCHANGE", commons.fence, array, commons.ranks, place, len(pieces))
+    op.keep = op.keep, pieces
+    return code, op
 
 
 def handover(
@@ -189,10 +191,8 @@ def handover(
 ) -> Emitted:
     """Emit the handover of rows [N, width], at most `most`, to the next stage (`step` 1) or from
     the preceding one (-1)."""
-    given = *rows, width, commons.process + step * commons.ranks, step > 0, most
-    op = HrHandover(commons.fence, address(link), *given)
-    op.keep = link
-    return records.HANDOVER, op
+    peer = commons.process + step * commons.ranks
+    return record("HANDOVER", commons.fence, link, rows, width, peer, step > 0, most)
 
 
 def piece(
@@ -210,34 +210,36 @@ def piece(
     else:
         data, together, size, step = room, 1, room.itemsize, stride(room, 0) * room.itemsize
     limits = np.array(bounds, np.int64) * size
-    at = None if spans is None else ctypes.addressof(spans)
-    made = HrPiece(address(data), step, address(limits), at, owners, rows, together)
-    made.keep = limits, room, spans
+    made: HrPiece = filled(HrPiece, data, step, limits, spans, owners, rows, together)
     return made
 
 
-def sample(logits: Matrix, vocab: int, tokens: npt.NDArray[np.int64]) -> tuple[int, HrSample]:
+def sample(logits: Matrix, vocab: int, tokens: npt.NDArray[np.int64]) -> Emitted:
     """Emit a draw of tokens [R], by rules that are set before each run."""
-    return records.SAMPLE, HrSample(*logits, None, address(tokens), vocab)
+    return record("SAMPLE", logits, None, tokens, vocab)
 
 
 def embed(weight: Weight, scale: float, y: Matrix, index: str = "tokens") -> Emitted:
     """Emit a lookup of table rows; `index` names the step's numbers that select them: see
     `records.INDICES`."""
     assert isinstance(weight, BlockWeight | DenseWeight)
-    vocab, size = weight.shape
-    data = weight.data
-    return records.EMBED, HrEmbed(
-        address(data),
-        stride(data, 0) * data.itemsize,
-        *y,
-        scale,
-        KINDS[kind_of(weight)],
-        vocab,
-        size,
-        INDICES[index],
-        0,
-    )
+    row = stride(weight.data, 0) * weight.data.itemsize
+    kind = KINDS[kind_of(weight)]
+    return record("EMBED", weight.data, row, y, scale, kind, *weight.shape, INDICES[index])
+
+
+def scatter(y: Matrix, size: int) -> Emitted:
+    """Emit a copy of rows into y; rows and places are set before each run."""
+    return record("SCATTER", None, size, None, 0, y, size)
+
+
+def fill_scatter(op: Any, rows: Array, places: Array) -> None:
+    """Set the rows [M, D], in fp32, and the places of the next runs; both must live until then."""
+    assert dtype_name(rows) == "float32"
+    assert dtype_name(places) == "int64"
+    assert rows.shape == (len(places), op.size)
+    op.x, op.x_stride, op.places = address(rows), stride(rows, 0), address(places)
+    op.count = len(places)
 
 
 def norm(
@@ -250,17 +252,8 @@ def norm(
     q: HrQuantised,
     rows: int,
 ) -> Emitted:
-    return records.NORM, HrNorm(
-        *x,
-        *(residual or (None, 0)),
-        address(weight),
-        *(y or (None, 0)),
-        q,
-        eps,
-        offset,
-        len(weight),
-        rows,
-    )
+    given = x, residual or NOWHERE, weight, y or NOWHERE, q
+    return record("NORM", *given, eps, offset, len(weight), rows)
 
 
 def layer_norm(
@@ -273,49 +266,32 @@ def layer_norm(
     q: HrQuantised,
     rows: int,
 ) -> Emitted:
-    return records.LAYER_NORM, HrLayerNorm(
-        *x,
-        *(residual or (None, 0)),
-        address(weight),
-        None if bias is None else address(bias),
-        *(y or (None, 0)),
-        q,
-        eps,
-        len(weight),
-        rows,
-        0,
-    )
+    given = x, residual or NOWHERE, weight, bias, y or NOWHERE, q
+    return record("LAYER_NORM", *given, eps, len(weight), rows)
 
 
 def quantise(
     x: Matrix, q: HrQuantised, size: int, rows: int, order: Array | None = None
 ) -> Emitted:
     """Emit a quantisation. `order`, int32 [size]: the index in x of each number; None: in order."""
-    op = HrQuantise(*x, q, at_or_none(order), size, rows)
-    op.keep = order
-    return records.QUANTISE, op
+    return record("QUANTISE", x, q, order, size, rows)
 
 
 def gated(
     x: Matrix, size: int, activation: str, y: Matrix | None, q: HrQuantised, rows: int
 ) -> Emitted:
-    return records.GATED, HrGated(*x, *(y or (None, 0)), q, size, ACTIVATIONS[activation], rows, 0)
+    return record("GATED", x, y or NOWHERE, q, size, ACTIVATIONS[activation], rows)
 
 
 def activate(
     x: Matrix, size: int, activation: str, y: Matrix | None, q: HrQuantised, rows: int
 ) -> Emitted:
-    return records.ACTIVATE, gated(x, size, activation, y, q, rows)[1]
+    return record("ACTIVATE", x, y or NOWHERE, q, size, ACTIVATIONS[activation], rows)
 
 
 def gate_up(x: HrQuantised, weight: Weight, activation: str, q: HrQuantised, rows: int) -> Emitted:
     gate, up = map(part_of, gate_and_up(weight))
-    return records.GATE_UP, HrGateUp(x, gate, up, q, ACTIVATIONS[activation], rows)
-
-
-def part_of(part: PanelWeight) -> HrPart:
-    """Describe the matrix alone, for records that say elsewhere where its product goes."""
-    return HrPart(address(part.data), None, None, None, 0, KINDS[part.kind], *part.shape, 0)
+    return record("GATE_UP", x, gate, up, q, ACTIVATIONS[activation], rows)
 
 
 def gate_and_up(weight: Weight) -> list[PanelWeight]:
@@ -342,69 +318,42 @@ def can_gate(weight: Weight) -> bool:
 def kv(layer: KvLayer, heads: int, kv_heads: int, group: int) -> HrKv:
     assert contiguous(layer.k)
     assert contiguous(layer.v)
-    shared = layer.v is layer.k
-    scales: tuple[int | None, int | None] = (None, None)
-    kind = dtype_name(layer.k)
-    if kind == "int8":
-        assert layer.k_scale is not None
-        assert layer.v_scale is not None
-        assert contiguous(layer.k_scale)
-        assert contiguous(layer.v_scale)
-        scales = (address(layer.k_scale), address(layer.v_scale))
-        if dtype_name(layer.v) == "uint8":
-            kind = "k8v4"
-    return HrKv(
-        address(layer.k),
-        None if shared else address(layer.v),
-        *scales,
-        KV_KINDS[kind],
-        layer.block_size,
-        heads,
-        kv_heads,
-        layer.k.shape[-1],
-        group,
-        *_bias(layer.bias),
-    )
+    kind, v = dtype_name(layer.k), None if layer.v is layer.k else layer.v
+    scales = [layer.k_scale, layer.v_scale] if kind == "int8" else []
+    assert all(scale is not None and contiguous(scale) for scale in scales)
+    if scales and dtype_name(layer.v) == "uint8":
+        kind = "k8v4"
+    sizes = layer.block_size, heads, kv_heads, layer.k.shape[-1], group
+    given = layer.k, v, *(scales or (None, None)), KV_KINDS[kind], *sizes, *_bias(layer.bias)
+    made: HrKv = filled(HrKv, *given)
+    return made
 
 
-def _bias(bias: KeyBias | None) -> tuple[int | None, int | None, int | None, int | None, int, int]:
+def _bias(bias: KeyBias | None) -> tuple[Any, ...]:
     """Return the last fields of `HrKv`."""
     if bias is None:
-        return None, None, None, None, 0, 0
-    angles: tuple[int | None, int | None] = (None, None)
-    rotated = 0
-    if bias.rope is not None:
-        angles = address(bias.rope.cos), address(bias.rope.sin)
-        rotated = 2 * bias.rope.cos.shape[1]
-    return address(bias.values), *angles, address(bias.turns), rotated, bias.interleaved
+        return ()
+    if bias.rope is None:
+        return bias.values, None, None, bias.turns, 0, bias.interleaved
+    cos, sin = bias.rope.cos, bias.rope.sin
+    return bias.values, cos, sin, bias.turns, 2 * cos.shape[1], bias.interleaved
 
 
 def rope(
     cache: HrKv, qkv: Matrix, spec: AttentionSpec, norms: Sequence[Array], table: RopeTable | None
 ) -> Emitted:
     """Emit the rotation. Without a table only the norms are applied, and K and V written."""
-    rotated, pairs = 0, spec.rope is not None and spec.rope.interleaved
-    angles: tuple[int | None, int | None] = (None, None)
+    pairs = spec.rope is not None and spec.rope.interleaved
+    rotated, cos, sin = 0, None, None
     if table is not None:
-        assert contiguous(table.cos)
-        assert contiguous(table.sin)
-        rotated, angles = 2 * table.cos.shape[1], (address(table.cos), address(table.sin))
-    given = [*map(address, norms), None, None]
-    return records.ROPE, HrRope(
-        cache,
-        *qkv,
-        *given[:2],
-        *angles,
-        spec.eps,
-        spec.norm_offset,
-        rotated,
-        pairs,
-        spec.whole_norm and bool(norms),
-        records.VALUES[spec.values],
-        *(spec.growth or (0.0, 1))[:2],
-        spec.behind,
-        spec.growth[2] if spec.growth else 0,
-    )
+        rotated, cos, sin = 2 * table.cos.shape[1], table.cos, table.sin
+        assert contiguous(cos)
+        assert contiguous(sin)
+    growth, every, first = spec.growth or (0.0, 1, 0)
+    whole = spec.whole_norm and bool(norms)
+    given = cache, qkv, *[*norms, None, None][:2], cos, sin, spec.eps, spec.norm_offset
+    values = rotated, pairs, whole, VALUES[spec.values], growth, every, spec.behind, first
+    return record("ROPE", *given, *values)
 
 
 def attention(
@@ -420,32 +369,30 @@ def attention(
     """Emit attention of q [N, H · E]. With `rows` R the results are those of the sampled tokens,
     one after the other. `coarse`: if KV is in codes, queries and weights have eight bits instead of
     fifteen."""
-    numbers = spec.scale, spec.softcap or 0.0, rows, spec.chunked, coarse, 0
-    return records.ATTENTION, HrAttention(
-        cache, *q, *(y or (None, 0)), out, at_or_none(sinks), *numbers
-    )
+    numbers = spec.scale, spec.softcap or 0.0, rows, spec.chunked, coarse
+    return record("ATTENTION", cache, q, y or NOWHERE, out, sinks, *numbers)
 
 
 def bidirectional(qkv: Matrix, heads: int, size: int, scale: float, y: Matrix) -> Emitted:
     """Emit qkv [N, 3 · H · E] → y [N, H · E]: every token sees its whole entry."""
-    return records.BIDIRECTIONAL, HrBidirectional(*qkv, *y, scale, heads, size, 0)
+    return record("BIDIRECTIONAL", qkv, y, scale, heads, size)
 
 
 def select(x: Matrix, y: Matrix, size: int) -> Emitted:
-    return records.SELECT, HrRowsOp(*x, *y, size, records.ROWS_R, 0.0, 0)
+    return record("SELECT", x, y, size, ROWS_R)
 
 
 def add(x: Matrix, y: Matrix, size: int, rows: int, factor: float = 1.0) -> Emitted:
     """Emit y += factor · x."""
-    return records.ADD, HrRowsOp(*x, *y, size, rows, factor, 0)
+    return record("ADD", x, y, size, rows, factor)
 
 
 def softcap(y: Matrix, size: int, cap: float) -> Emitted:
-    return records.SOFTCAP, HrRowsOp(None, 0, *y, size, records.ROWS_R, cap, 0)
+    return record("SOFTCAP", NOWHERE, y, size, ROWS_R, cap)
 
 
-def scale(y: Matrix, size: int, factor: float, rows: int = records.ROWS_R) -> Emitted:
-    return records.SCALE, HrRowsOp(None, 0, *y, size, rows, factor, 0)
+def scale(y: Matrix, size: int, factor: float, rows: int = ROWS_R) -> Emitted:
+    return record("SCALE", NOWHERE, y, size, rows, factor)
 
 
 def lora(
@@ -454,33 +401,22 @@ def lora(
     """Emit A · x into `inner` [N or R, parts · rank], then B · inner added to y."""
     assert addition.down.is_contiguous()
     assert all(up.is_contiguous() for up in addition.up)
-    parts = (HrLoraPart * len(addition.up))()
-    first = 0
-    for slot, up in zip(parts, addition.up, strict=True):
-        slot.up, slot.out, slot.first = up.data_ptr(), up.shape[2], first
+    kind: Any = HEADER.struct("HrLoraPart")
+    parts, first = (kind * len(addition.up))(), 0
+    for index, up in enumerate(addition.up):
+        parts[index] = filled(kind, up, up.shape[2], first)
         first += up.shape[2]
-    op = HrLora(
-        *x,
-        *inner,
-        *y,
-        addition.down.data_ptr(),
-        addition.ranks.ctypes.data,
-        ctypes.addressof(parts),
-        len(parts),
-        addition.room,
-        addition.down.shape[2],
-        rows,
-        0,
-    )
-    op.keep = parts, addition
-    return (records.LORA_DOWN, op), (records.LORA_UP, op)
+    sizes = len(parts), addition.room, addition.down.shape[2], rows
+    down, op = record("LORA_DOWN", x, inner, y, addition.down, addition.ranks, parts, *sizes)
+    op.keep = op.keep, addition
+    return (down, op), (CODES["LORA_UP"], op)
 
 
-def program(emitted: Sequence[Emitted]) -> ctypes.Array[records.HrRecord]:
+def program(emitted: Sequence[Emitted]) -> ctypes.Array[HrRecord]:
     """Make of the records the array that `Team.run` takes; it keeps the structs alive."""
-    array = (records.HrRecord * max(len(emitted), 1))()
+    array = (HrRecord * max(len(emitted), 1))()
     for slot, (code, op) in zip(array, emitted, strict=False):
-        assert type(op) is records.STRUCTS[code], f"record {code} is no {type(op).__name__}"
+        assert type(op) is STRUCTS[code], f"record {code} is no {type(op).__name__}"
         slot.code, slot.op = code, ctypes.addressof(op)
     array.keep = [op for _, op in emitted]  # type: ignore[attr-defined]
     return array

@@ -7,7 +7,7 @@ The rules follow from each value's readers:
 * the product with gate and up and the activation after it become one kernel;
 * a product whose result is only added to a residual adds itself: y += x · wᵀ + b;
 * a product and an activation that is its only reader are one record;
-* a scaled value stays in place;
+* a scaled value, and one with rows of other parts, stay in place;
 * a sum and the norm right after it are one record;
 * an attention whose sampled rows alone are read computes no others.
 
@@ -133,10 +133,10 @@ class Fusion:
                 if places[residual] in self._exchanged:
                     raise Unrecordable("ranks would add to what they share")
                 places[node.out[0]] = places[residual]
-            elif node.kind == "scale":
+            elif node.kind in ("scale", "scatter"):
                 (x,) = node.reads
                 if x in self._results or any(at > index for at in self._graph.readers(x)):
-                    raise Unrecordable("what was scaled is read again as it was")
+                    raise Unrecordable(f"what a {node.kind} changes is read again as it was")
                 places[node.out[0]] = places[x]
             elif node.kind in ("write", "part"):
                 places[node.out[0]] = places[node.reads[0]]

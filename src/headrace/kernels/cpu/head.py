@@ -12,11 +12,10 @@ import numpy.typing as npt
 from ..arrays import address, aligned
 from ..ranks import RankMemory
 from ..weights import OUTPUTS, PLANES
-from . import emit, records
+from . import emit
 from .emit import Emitted
 from .panels import LOW_SHARE
-from .rank_records import HrAgree
-from .records import KINDS, HrHead, HrLinear, HrPart, HrWorth
+from .records import BOUNDED, CODES, KINDS, HrLinear, HrPart, HrWorth
 
 
 class HeadPart(NamedTuple):
@@ -51,11 +50,11 @@ class Head:
         product: HrLinear,
         threads: int,
         rows: int,
-        bounded: int = records.BOUNDED,
+        bounded: int = BOUNDED,
         share: HeadPart | None = None,
     ) -> None:
         """`share`: a rank's part, if ranks have some of the tokens each."""
-        assert bounded <= records.BOUNDED
+        assert bounded <= BOUNDED
         part = HrPart.from_address(product.parts)
         # At least a cache line each: threads write side by side.
         stride = -(-rows // 16) * 16
@@ -69,24 +68,16 @@ class Head:
         self._best = aligned((threads, stride, 2), np.int32)
         self._worth = aligned((threads, ctypes.sizeof(HrWorth)), np.uint8)
         self._worth[:] = 0
-        self._op = HrHead(
-            product,
-            address(self._best),
-            stride,
-            address(self.tokens),
-            address(self.bounds) if self.bounded else None,
-            address(self.lower),
-            address(self._worth),
-            self.bounded,
-        )
+        bounds = self.bounds if self.bounded else None
+        given = product, self._best, stride, self.tokens, bounds, self.lower, self._worth
+        _, self._op = emit.record("BEST", *given, self.bounded)
         self._share = share
-        self._op.keep = product, self._best, self._worth, self.bounds, self.lower, self.tokens
         if share is not None:
             ranks, rank = share.commons.ranks, share.commons.rank
             self._found, self._lowest = share.room(stride), share.room(stride)
             self._op.found, self._op.first = address(self._found[rank]), share.first
             self._op.lowest, self._op.ranks, self._op.rank = address(self._lowest), ranks, rank
-            self._agree = HrAgree(address(self._found), stride, address(self.tokens), ranks, 0)
+            self._agree = emit.record("AGREE", self._found, stride, self.tokens, ranks)
 
     @property
     def worth(self) -> HrWorth:
@@ -103,11 +94,11 @@ class Head:
         return (worth.with_ * LOW_SHARE - left) / steps if steps else 0.0
 
     def records(self) -> list[Emitted]:
-        bound: list[Emitted] = [(records.BOUND, self._op)] if self.bounded else []
-        best: list[Emitted] = [(records.BEST, self._op), (records.PICK, self._op)]
+        bound = [(CODES["BOUND"], self._op)] if self.bounded else []
+        best = [(CODES["BEST"], self._op), (CODES["PICK"], self._op)]
         share = self._share
         if share is None:
             return bound + best
         if bound:
-            bound += [(records.LOWER, self._op), share.exchange(0, self._lowest)]
-        return [*bound, *best, share.exchange(1, self._found), (records.AGREE, self._agree)]
+            bound += [(CODES["LOWER"], self._op), share.exchange(0, self._lowest)]
+        return [*bound, *best, share.exchange(1, self._found), self._agree]

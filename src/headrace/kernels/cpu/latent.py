@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 
 from ...base.graph import LatentSpec, Node
 from ..weights import Weight
-from . import records
 from .arena import Arena
-from .emit import NOT_QUANTISED, Emitted, Matrix, needs_codes, part_of, parts_of, quantise
-from .records import ROWS_N, HrColumns, HrHeads, HrLinear, HrPart, HrQuantised
+from .emit import (
+    NOT_QUANTISED,
+    NOWHERE,
+    Emitted,
+    Matrix,
+    filled,
+    needs_codes,
+    part_of,
+    parts_of,
+    quantise,
+    record,
+)
+from .records import ROWS_N, HrLinear, HrPart, HrQuantised
 
 
 def reads_codes(weights: Sequence[Weight]) -> bool:
@@ -72,18 +81,14 @@ def _heads(
     parts = (HrPart * len(weights))()
     for head, weight in enumerate(weights):
         (part,) = parts_of(weight)
-        parts[head] = part_of(part)
-        parts[head].y, parts[head].y_stride = y.at + 4 * head * apart, y.stride
-    linear = HrLinear(codes, *(x or (None, 0)), ctypes.addressof(parts), len(parts), rows)
-    op = HrHeads(linear, *columns)
-    op.keep = parts
+        parts[head] = part_of(part, y=_columns(y, head * apart))
+    linear: HrLinear = filled(HrLinear, codes, x or NOWHERE, parts, len(parts), rows)
     out, width = weights[0].shape
     kinds = "+".join(dict.fromkeys(parts_of(weight)[0].kind for weight in weights))
-    return f"heads {len(weights)}×{out}×{width} {kinds}", (records.HEADS, op)
+    return f"heads {len(weights)}×{out}×{width} {kinds}", record("HEADS", linear, *columns)
 
 
 def _copy(
     x: Matrix, x_step: int, y: Matrix, y_step: int, size: int, times: int
 ) -> tuple[str, Emitted]:
-    op = HrColumns(*x, *y, x_step, y_step, size, times, ROWS_N, 0)
-    return "columns", (records.COLUMNS, op)
+    return "columns", record("COLUMNS", x, y, x_step, y_step, size, times, ROWS_N)

@@ -16,7 +16,7 @@ import platform
 import sysconfig
 import weakref
 from collections.abc import Callable
-from ctypes import c_double, c_int32, c_int64, c_void_p
+from ctypes import c_double, c_void_p
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,17 +24,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import EngineFault
+from ...base.native import BUILD, loaded
+from ...base.native import LibraryAbsent as LibraryAbsent
+from ...base.native import LibraryStale as LibraryStale
 from ..arrays import address
-from .rank_records import MIRRORED
-from .records import HrStep
+from .records import HEADER, HrStep
 
-VERSION = 11
-"""Version of the C ABI: `hr_version`."""
 LAYOUT = "cpu panels 2"
 """Names how panels lie: kept panels of another layout are not used."""
 FILE = Path(__file__).parent / "_headrace_cpu.so"
 SOURCES = Path(__file__).parent / "csrc"
-"""Its sources, in a source checkout."""
+"""Its sources."""
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "kernels", "cpu", FILE.name)
 """Its place in an editable install."""
 LEVELS_OF = {"x86_64": ("avx2", "avx512", "vnni", "bf16"), "aarch64": ("neon", "dotprod")}
@@ -45,46 +45,8 @@ PAIRS, TILES, ROUNDED = "avx512-bf16", "amx", "amx-bf16"
 _NAMES = {"AMD64": "x86_64", "amd64": "x86_64", "arm64": "aarch64"}
 LEVELS = LEVELS_OF.get(_NAMES.get(platform.machine(), platform.machine()), ())
 """Levels of this processor; none where there are no kernels for it."""
-BUILD = "`python -m headrace.kernels.cpu.build`"
 BUILD_ALL = "`python -m headrace.kernels.cpu.build --levels all`"
-"""Commands that build in place, in a source checkout. An editable install has its machine's level.
-"""
-
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "hr_version": (c_int32, []),
-    "hr_sources": (ctypes.c_char_p, []),
-    "hr_sizeof": (c_int64, [c_int32]),
-    "hr_level": (ctypes.c_char_p, [ctypes.c_char_p]),
-    "hr_level_state": (c_int32, [ctypes.c_char_p]),
-    "hr_built": (ctypes.c_char_p, []),
-    "hr_amx_refused": (ctypes.c_char_p, []),
-    "hr_team_new": (c_void_p, [c_int32, ctypes.c_char_p]),
-    "hr_team_free": (None, [c_void_p]),
-    "hr_team_threads": (c_int32, [c_void_p]),
-    "hr_run": (c_int32, [c_void_p, c_void_p, c_int32, c_void_p, c_void_p]),
-    "hr_meet": (c_int32, [c_void_p, c_int32, ctypes.c_uint32]),
-    "hr_wire": (None, [c_void_p, c_int32, c_int32, c_int32, c_void_p]),
-    "hr_wire_culprit": (c_int32, [c_void_p]),
-    "hr_wire_free": (None, [c_void_p]),
-    "hr_packed_bytes": (c_int64, [c_int32, c_int64, c_int64]),
-    "hr_pack": (None, [c_void_p, c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
-    "hr_pack_coded": (None, [c_void_p, c_int32, *[c_void_p] * 3, *[c_int64] * 3, c_void_p]),
-    "hr_encode": (c_int32, [c_void_p, c_int32, c_int32, c_void_p, c_int64, c_void_p]),
-    "hr_symmetric": (c_int32, [c_void_p, c_void_p, c_int64, c_int32, c_int32, c_void_p]),
-    "hr_probe_read": (c_double, [c_void_p, c_void_p, c_int64]),
-    "hr_probe_int8": (c_double, [c_void_p, c_int64]),
-    "hr_alloc": (c_void_p, [c_int64]),
-    "hr_release": (None, [c_void_p, c_int64]),
-}
-
-
-class LibraryAbsent(Exception):
-    """Why the CPU kernels cannot serve, as half a sentence."""
-
-
-class LibraryStale(LibraryAbsent):
-    """A library that was not built from the sources that lie here: its records may mean something
-    else, and its KV lie in another way, without an error."""
+"""Command that builds all levels in place. An editable install has its machine's level."""
 
 
 @functools.cache
@@ -94,35 +56,16 @@ def load() -> ctypes.CDLL:
         raise LibraryAbsent(
             f"the CPU kernels are for {' and '.join(LEVELS_OF)}, this is {platform.machine()}"
         )
-    absent: LibraryAbsent | None = None
-    for file in (FILE, INSTALLED):
-        if file.exists():
-            try:
-                return _opened(file)
-            except LibraryAbsent as error:  # the other one may be of a later build
-                absent = absent or error
-    raise absent or LibraryAbsent(
-        f"the CPU kernels were not built (no C++ compiler at install time?); {BUILD} builds them "
-        "in place"
-    )
+    library = loaded((FILE, INSTALLED), HEADER, _check)
+    if library is None:
+        raise LibraryAbsent(
+            f"the CPU kernels were not built (no C++ compiler at install time?); {BUILD} builds "
+            "them in place"
+        )
+    return library
 
 
-def _opened(file: Path) -> ctypes.CDLL:
-    try:
-        library = ctypes.CDLL(str(file))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-    except OSError as error:
-        raise LibraryAbsent(f"{file} cannot be loaded: {error}") from error
-    except AttributeError as error:
-        raise LibraryStale(
-            f"{file} is of other sources ({error}); {BUILD} builds it anew"
-        ) from error
-    if library.hr_version() != VERSION or any(
-        library.hr_sizeof(index) != ctypes.sizeof(mirror) for index, mirror in enumerate(MIRRORED)
-    ):
-        raise LibraryStale(f"{file} belongs to another version of Headrace; {BUILD} builds it anew")
+def _check(library: ctypes.CDLL, file: Path) -> None:
     built_from = library.hr_sources().decode()
     if SOURCES.is_dir() and built_from != (here := digest_of(SOURCES)):
         raise LibraryStale(
@@ -136,7 +79,6 @@ def _opened(file: Path) -> ctypes.CDLL:
             f"{file} was built for another processor, whose level this CPU lacks; {BUILD} builds "
             "it for this one"
         )
-    return library
 
 
 def digest_of(folder: Path) -> str:

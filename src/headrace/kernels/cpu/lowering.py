@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from ctypes import Structure
 from functools import partial
 
 import numpy as np
@@ -35,8 +36,7 @@ from . import emit, latent, mixture, states
 from .arena import Arena
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
 from .fusion import Additions, Fusion, Unrecordable, rows_of
-from .rank_records import HrPiece
-from .records import ROWS_N, UNIT, HrKv, HrLinear, HrQuantised
+from .records import ROWS_N, UNIT, HrKv, HrLinear, HrPiece, HrQuantised
 
 
 class Lowering(Fusion):
@@ -57,6 +57,8 @@ class Lowering(Fusion):
         self.emitted: list[Emitted] = []
         self.head: HrLinear | None = None
         """The last product, if it has one part and gives the logits."""
+        self.scattered: Structure | None = None
+        """Record that takes rows of other parts."""
         self.share: ExchangeSpec | None = None
         """Part of the logits that `head` gives, if ranks share them."""
         self._floats: dict[Value, npt.NDArray[np.float32]] = {}
@@ -188,6 +190,11 @@ class Lowering(Fusion):
         assert isinstance(spec, EmbedSpec)
         y = self._make_floats(node.out[0])
         self._emit("embed", emit.embed(self._weight(node), spec.scale, y, spec.index))
+
+    def _scatter(self, index: int, node: Node) -> None:
+        emitted = emit.scatter(self._matrix(node.out[0]), node.out[0].width)
+        self.scattered = emitted[1]
+        self._emit("scatter", emitted)
 
     def _norm(self, index: int, node: Node) -> None:
         (x,), spec, residual = node.reads, node.spec, None

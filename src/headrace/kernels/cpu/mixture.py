@@ -12,17 +12,17 @@ import numpy.typing as npt
 from ...base.arch import Scoring
 from ...base.exchange import ExchangeSpec
 from ...base.graph import Node, RouteSpec
-from ..arrays import Array, address, aligned
+from ..arrays import Array, aligned
 from ..dealing import Dealing
 from ..prepared import Prepared
 from ..weights import Weight
-from . import records
 from .emit import (
     NOT_QUANTISED,
+    NOWHERE,
     Emitted,
     Matrix,
     QuantisedRows,
-    at_or_none,
+    filled,
     gate_and_up,
     matrix,
     needs_codes,
@@ -30,9 +30,9 @@ from .emit import (
     part_of,
     parts_of,
     piece,
+    record,
 )
-from .rank_records import HrDeal, HrPiece
-from .records import ACTIVATIONS, SIX, HrExperts, HrPart, HrQuantised, HrRoute, HrSpan
+from .records import ACTIVATIONS, CODES, SIX, HrDeal, HrPart, HrPiece, HrQuantised, HrSpan
 
 
 class Routed(NamedTuple):
@@ -51,22 +51,9 @@ def route(
     rows: int,
 ) -> Emitted:
     """Emit routing. `vectors`: bias of the choice and gains of the routing weights."""
-    return records.ROUTE, HrRoute(
-        *logits,
-        *map(at_or_none, vectors),
-        *routed.chosen,
-        *routed.shares,
-        spec.scale,
-        experts,
-        spec.active,
-        get_args(Scoring).index(spec.scores),
-        spec.normalise,
-        spec.groups,
-        spec.active_groups,
-        rows,
-        spec.best,
-        0,
-    )
+    scores = get_args(Scoring).index(spec.scores)
+    choice = spec.active, scores, spec.normalise, spec.groups, spec.active_groups, rows, spec.best
+    return record("ROUTE", logits, *vectors, *routed, spec.scale, experts, *choice)
 
 
 class Mixture(NamedTuple):
@@ -138,9 +125,9 @@ def deal_of(dealing: Dealing, mixture: int, placed: Placed) -> HrDeal:
     results."""
     owners, went, values = dealing.owners[mixture], dealing.went[mixture], placed.values
     assert values is not None
-    given = address(owners), address(went), ctypes.addressof(placed.own)
-    made = HrDeal(*given, *matrix(values), dealing.rank, 0)
-    made.keep = owners, went, placed
+    given = owners, went, placed.own, matrix(values), dealing.rank
+    made: HrDeal = filled(HrDeal, *given)
+    made.keep = made.keep, placed
     return made
 
 
@@ -180,44 +167,29 @@ def experts(
     def of(room: QuantisedRows | None, first: int = 0) -> HrQuantised:
         return NOT_QUANTISED if room is None else room.columns(first)
 
-    def at(room: npt.NDArray[np.float32] | None, first: int = 0) -> tuple[int | None, int]:
-        return (None, 0) if room is None else matrix(room[:, first:])
+    def at(room: npt.NDArray[np.float32] | None, first: int = 0) -> Matrix:
+        return NOWHERE if room is None else matrix(room[:, first:])
 
-    def op(first: int, size: int) -> HrExperts:
-        """Make a struct with these columns between up and down."""
-        made = HrExperts(
+    def op(first: int, size: int) -> Emitted:
+        """Emit the rows' placement, with these columns between up and down."""
+        code, made = record(
+            "PLACE",
             x if mixture.codes else NOT_QUANTISED,
-            *(floats if floats is not None and mixture.floats else (None, 0)),
-            *routed.chosen,
-            *routed.shares,
-            ctypes.addressof(matrices),
-            *map(at_or_none, mixture.biases or (None, None)),
-            of(placed.codes),
-            *at(placed.floats),
-            of(placed.inner_codes, first),
-            *at(placed.inner_floats, first),
-            *y,
-            ctypes.addressof(placed.spans),
-            address(placed.row_of),
-            address(placed.share_of),
+            floats if floats is not None and mixture.floats else NOWHERE,
+            *routed,
+            matrices,
+            *(mixture.biases or (None, None)),
+            *(of(placed.codes), at(placed.floats)),
+            *(of(placed.inner_codes, first), at(placed.inner_floats, first), y),
+            *(placed.spans, placed.row_of, placed.share_of),
             None if deal is None else ctypes.addressof(deal),
-            count,
-            placed.active,
-            mixture.gate_up[0].shape[1],
-            size,
-            out,
-            ACTIVATIONS[how[0]],
-            rows,
-            how[1],
+            *(count, placed.active, mixture.gate_up[0].shape[1], size, out),
+            *(ACTIVATIONS[how[0]], rows, how[1]),
         )
-        made.keep = matrices, placed, mixture.biases, deal
-        return made
+        made.keep = made.keep, placed, deal
+        return code, made
 
-    down = op(0, inner)
-    up = op(*share.mine) if share else down
-    made: list[Emitted] = [
-        (records.PLACE, up),
-        (records.EXPERTS_UP, up),
-        (records.EXPERTS_DOWN, down),
-    ]
-    return made if deal is None else [*made, (records.EXPERTS_SUM, down)]
+    _, down = op(0, inner)
+    place, up = op(*share.mine) if share else (CODES["PLACE"], down)
+    made = [(place, up), (CODES["EXPERTS_UP"], up), (CODES["EXPERTS_DOWN"], down)]
+    return made if deal is None else [*made, (CODES["EXPERTS_SUM"], down)]

@@ -265,6 +265,13 @@ class CpuOperators:
         self._run([*ops, *made], HrStep(n=rows))
         return y
 
+    def scatter(self, x: Array, rows: Array, places: Array) -> Array:
+        rows, places = in_order(rows), in_order(places)
+        code, op = emit.scatter(matrix(x), x.shape[1])
+        emit.fill_scatter(op, rows, places)
+        self._run([(code, op)], HrStep())
+        return x
+
     def select(self, x: Array, rows: Array) -> Array:
         return x if len(rows) == len(x) else x[rows]
 

@@ -39,6 +39,8 @@ class Variant(NamedTuple):
     adapted: bool = False
     """Whether the adapters of `StepBatch.adapters` add to each product named in
     `CallByCall.additions`."""
+    scattered: bool = False
+    """Whether some rows are those of other parts."""
 
 
 PLAIN = Variant()
@@ -88,7 +90,7 @@ class CpuProgram:
         commons = plain.model.commons
         self._arena: Arena = Arena(rows, None if beside is None else beside._arena, commons)
         every = variant.every or not plain.model.generates
-        graph = plain.model.variant("every" if every else "sampled")
+        graph = plain.model.variant("every" if every else "sampled", scattered=variant.scattered)
         hidden, logits = graph.outputs["hidden"], graph.outputs.get("logits")
         self._sampled = hidden.rows == SAMPLED
         self._selects: bool = self._sampled if beside is None else beside._selects
@@ -98,7 +100,7 @@ class CpuProgram:
         self._emitted = lowering.run()
         if commons is not None and commons.stage + 1 < commons.stages:
             lowering.hand_on(hidden)
-        self.names = lowering.names
+        self.names, self._scattered = lowering.names, lowering.scattered
         self._hidden = lowering.floats(hidden)
         self._states = lowering.floats(graph.outputs.get("states", hidden))
         # [0, 0] for a model without a head over a vocabulary, which is never asked for tokens.
@@ -144,7 +146,8 @@ class CpuProgram:
     def variant_of(self, batch: StepBatch, want: Want) -> CpuProgram | None:
         """Return the program for this step's outputs, or None if it cannot be recorded."""
         some = self._selects and len(batch.sample_rows) != len(batch.tokens)
-        variant = Variant(want.hidden == "every" and some, batch.adapters is not None)
+        every = want.hidden == "every" and some
+        variant = Variant(every, batch.adapters is not None, batch.encoded is not None)
         if variant == self._variant:
             return self
         if variant not in self._others:
@@ -161,10 +164,12 @@ class CpuProgram:
             step, limits = fill_step(self._step, batch), self._limits
             if step.n > limits.tokens or step.b > limits.entries or step.r > limits.samples:
                 return False
-            if batch.given is not None:
-                return False  # The embedding record knows ids alone.
-            # Adapters come in new memory with every step.
-            self._filled = batch if batch.fixed and batch.adapters is None else None
+            if self._scattered is not None:
+                assert batch.encoded is not None, "this variant is for rows of other parts"
+                emit.fill_scatter(self._scattered, batch.encoded.rows, batch.encoded.places)
+            # Adapters and rows of other parts come in new memory with every step.
+            again = batch.fixed and batch.adapters is None and batch.encoded is None
+            self._filled = batch if again else None
         end, samples = self._end_of(want), self._step.r
         self._wanted, self._at = want, (end.at, end.count, self._at[2])
         self._outputs.tokens = None if end.tokens is None else end.tokens[:samples]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ..arrays import Array, address, contiguous, dtype_name, stride
 from ..operators import StepBatch
-from .records import MAX_GROUPS, HrStep
+from .records import HrStep
 
 
 def fill_step(step: HrStep, batch: StepBatch) -> HrStep:
     """Point `step` to the arrays of `batch`, which must outlive its use."""
     groups = batch.groups
-    assert len(groups) <= MAX_GROUPS
+    assert len(groups) <= len(step.groups)
     step.n = batch.tokens.shape[0]
     step.b = batch.lengths.shape[0]
     step.r = batch.sample_rows.shape[0]

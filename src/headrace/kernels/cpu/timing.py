@@ -10,48 +10,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..timing import Timed
-from . import records as kinds
 from .library import Team
-from .records import HrGateUp, HrHead, HrLinear, HrPart, HrRecord, HrStep
-from .state_records import HrRecurrence
+from .records import CODES, STRUCTS, HrPart, HrRecord, HrStep
 
-NAMES = {
-    kinds.EMBED: "embed",
-    kinds.NORM: "norm",
-    kinds.LAYER_NORM: "norm",
-    kinds.ADD: "add",
-    kinds.QUANTISE: "quantise",
-    kinds.LINEAR: "linear",
-    kinds.GATE_UP: "gate_up",
-    kinds.ROPE: "write",
-    kinds.ATTENTION: "attend",
-    kinds.BIDIRECTIONAL: "attend",
-    kinds.HEADS: "attend",
-    kinds.COLUMNS: "attend",
-    kinds.GATED: "gated",
-    kinds.ACTIVATE: "activate",
-    kinds.SELECT: "select",
-    kinds.SOFTCAP: "softcap",
-    kinds.SCALE: "scale",
-    kinds.ROUTE: "route",
-    kinds.PLACE: "experts",
-    kinds.EXPERTS_UP: "experts",
-    kinds.EXPERTS_DOWN: "experts",
-    kinds.EXPERTS_SUM: "experts",
-    kinds.LORA_DOWN: "lora",
-    kinds.LORA_UP: "lora",
-    kinds.BOUND: "head",
-    kinds.BEST: "head",
-    kinds.PICK: "sample",
-    kinds.SAMPLE: "sample",
-    kinds.DRAW: "sample",
-    kinds.CONV: "short_conv",
-    kinds.MULTIPLY: "multiply",
-    kinds.EXCHANGE: "exchange",
-    kinds.HANDOVER: "handover",
-    kinds.AGREE: "head",
-    kinds.LOWER: "head",
+_OTHERS = {
+    "norm": "NORM LAYER_NORM",
+    "write": "ROPE",
+    "attend": "ATTENTION BIDIRECTIONAL HEADS COLUMNS",
+    "experts": "PLACE EXPERTS_UP EXPERTS_DOWN EXPERTS_SUM",
+    "lora": "LORA_DOWN LORA_UP",
+    "head": "BOUND BEST AGREE LOWER",
+    "sample": "PICK SAMPLE DRAW",
+    "short_conv": "CONV",
 }
+"""Operator → its records, unless its only one has its name."""
+NAMES: dict[int, str] = {number: code.lower() for code, number in CODES.items()}
+"""Operator by the code of a record."""
+NAMES |= {CODES[code]: name for name, codes in _OTHERS.items() for code in codes.split()}
 
 
 @contextmanager
@@ -75,19 +50,19 @@ def timed() -> Iterator[list[Timed]]:
 
 
 def _name(record: HrRecord) -> str:
-    if record.code == kinds.RECURRENCE:
-        return "delta_rule" if HrRecurrence.from_address(record.op).b else "ssm"
-    return NAMES[record.code]
+    if record.code == CODES["RECURRENCE"]:
+        return "delta_rule" if STRUCTS[record.code].from_address(record.op).b else "ssm"
+    return NAMES[int(record.code)]
 
 
 def _shape(record: HrRecord) -> tuple[int, int] | None:
-    if record.code == kinds.GATE_UP:
-        op = HrGateUp.from_address(record.op)
+    op = STRUCTS[record.code].from_address(record.op)
+    if record.code == CODES["GATE_UP"]:
         return op.gate.out + op.up.out, op.gate.in_
-    if record.code == kinds.LINEAR:
-        linear = HrLinear.from_address(record.op)
-    elif record.code in (kinds.BOUND, kinds.BEST):
-        linear = HrHead.from_address(record.op).linear
+    if record.code == CODES["LINEAR"]:
+        linear = op
+    elif record.code in (CODES["BOUND"], CODES["BEST"]):
+        linear = op.linear
     else:
         return None
     parts = (HrPart * linear.count).from_address(linear.parts)

@@ -66,15 +66,21 @@ def answer(form: AudioForm, task: str, pieces: Sequence[HeardSegment], end: Soun
 def _verbose(
     form: AudioForm, task: str, pieces: Sequence[HeardSegment], end: SoundEnd
 ) -> dict[str, Any]:
-    wanted = form.timestamp_granularities or ["segment"]
-    found: dict[str, Any] = {
+    return {
         "task": task,
         "language": name_of(end.language),
         "duration": round(end.seconds, 3),
         "left_out": [
             {"start": begin, "end": stop, "reason": reason} for begin, stop, reason in end.left_out
         ],
+        **_times(form, pieces),
     }
+
+
+def _times(form: AudioForm, pieces: Sequence[HeardSegment], first: int = 0) -> dict[str, Any]:
+    """Return the segments, numbered from `first`, and words that the form asks for."""
+    wanted = form.timestamp_granularities or ["segment"]
+    found: dict[str, Any] = {}
     if "segment" in wanted:
         found["segments"] = [
             {
@@ -89,7 +95,7 @@ def _verbose(
                 "compression_ratio": piece.compression,
                 "no_speech_prob": piece.no_speech,
             }
-            for number, piece in enumerate(pieces)
+            for number, piece in enumerate(pieces, first)
         ]
     if "word" in wanted:
         found["words"] = [
@@ -100,20 +106,26 @@ def _verbose(
     return found
 
 
-def delta(form: AudioForm, pieces: Sequence[HeardSegment]) -> dict[str, Any]:
-    """Build the event of new segments."""
+def delta(form: AudioForm, pieces: Sequence[HeardSegment], first: int) -> dict[str, Any]:
+    """Build the event of new segments, of which `first` were sent before."""
     event: dict[str, Any] = {
         "type": "transcript.text.delta",
         "delta": "".join(piece.text for piece in pieces),
     }
+    if form.response_format == "verbose_json":
+        return event | _times(form, pieces, first)
     return event | ({"logprobs": logprobs(pieces)} if form.include else {})
 
 
-def done(form: AudioForm, pieces: Sequence[HeardSegment], end: SoundEnd) -> dict[str, Any]:
+def done(
+    form: AudioForm, task: str, pieces: Sequence[HeardSegment], end: SoundEnd
+) -> dict[str, Any]:
     """Build the final event, with all of the text."""
     event: dict[str, Any] = {
         "type": "transcript.text.done",
         "text": text_of(pieces),
         "usage": usage(end.seconds),
     }
+    if form.response_format == "verbose_json":
+        return event | _verbose(form, task, pieces, end)
     return event | ({"logprobs": logprobs(pieces)} if form.include else {})

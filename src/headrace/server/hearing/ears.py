@@ -81,13 +81,13 @@ class HearingRoutes:
         pieces: list[HeardSegment] = []
         try:
             async for news in hearing:
-                pieces += news.pieces
                 if news.pieces:
-                    yield frame(answers.delta(form, news.pieces))
+                    yield frame(answers.delta(form, news.pieces, len(pieces)))
+                pieces += news.pieces
                 if news.end is not None:
                     used = answers.used(news.end.seconds, pieces, self.service.name)
                     scope["headrace.usage"] = used
-                    yield frame(answers.done(form, pieces, news.end))
+                    yield frame(answers.done(form, options.task, pieces, news.end))
         finally:
             hearing.cancel()
 

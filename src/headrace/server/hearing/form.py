@@ -54,9 +54,9 @@ class AudioForm(BaseModel):
             )
         if self.include and self.response_format != "json":
             raise InvalidRequest("include needs response_format json", param="include")
-        if self.stream and self.response_format not in ("json", "text"):
+        if self.stream and self.response_format in ("srt", "vtt"):
             raise InvalidRequest(
-                "stream needs response_format json or text", param="response_format"
+                "stream needs response_format json, text or verbose_json", param="response_format"
             )
 
 

@@ -16,15 +16,15 @@ export const key = () => sessionStorage.getItem(KEY);
 export const hasKey = () => key() !== null;
 
 /** fetch with the key; asks for one where the server wants it. Throws Refused. */
-export async function call(path, { body, signal, quietly = false } = {}) {
+export async function call(path, { body, form, signal, quietly = false } = {}) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
     const headers = key ? { authorization: `Bearer ${key}` } : {};
     if (body) headers["content-type"] = "application/json";
     const response = await fetch(new URL(path, document.baseURI), {
-      method: body ? "POST" : "GET",
+      method: body || form ? "POST" : "GET",
       headers,
-      body: body && JSON.stringify(body),
+      body: form ?? (body && JSON.stringify(body)),
       signal,
       credentials: "omit",
       cache: "no-store",

@@ -5,6 +5,7 @@ import { draw, placeAt } from "./chart.js";
 import { byId, figures, make, percent, seconds } from "./dom.js";
 
 const MOST = 120;
+const NOTABLE = 0.1; // Share of the processors from which on others' work distorts figures.
 const dash = "–";
 const per = (value) => `${figures(value)}/s`;
 const share = (hits, all) => (all ? hits / all : null);
@@ -32,8 +33,7 @@ const CARDS = [
   { name: "Share of the roofline", write: percent, note: "Predicted over measured step time: 100 % is what the hardware allows", series: [
     { name: "predicted / measured", colour: "--accent", fill: true, value: (p) => p.roofline, write: percent }],
     least: 1, now: (points) => latest(points, "roofline"),
-    more: (p) => [p.step_seconds ? `${seconds(p.step_seconds)} a step` : null, `device ${percent(p.busy)} busy`,
-      p.others > 0.1 ? `other programs use ${percent(p.others)} of the processors` : null] },
+    more: (p) => [p.step_seconds ? `${seconds(p.step_seconds)} a step` : null, `device ${percent(p.busy)} busy`] },
 ];
 /** Requests come in bursts, so hits are counted over half a minute. */
 function hitShare(point, place, all) {
@@ -92,9 +92,18 @@ function drawCard({ card, big, sub, canvas, at }) {
   canvas.setAttribute("aria-label", `${card.name}, last two minutes: now ${now === null ? "nothing" : card.write(now)}, highest ${card.write(highest)}`);
 }
 
+/** Say that others use the machine, from what they used in the last ten seconds. */
+function drawBusy() {
+  const used = points.slice(-10).map((point) => point.others).filter((share) => typeof share === "number");
+  const share = used.reduce((sum, one) => sum + one, 0) / (used.length || 1);
+  byId("busy").hidden = share <= NOTABLE;
+  byId("busy").textContent = `This machine is busy with other work: other programs use ${percent(share)} of the processors. Times are longer, and the share of the roofline is lower, than the server's own.`;
+}
+
 function drawAll() {
   if (paused || byId("live").hidden) return;
   drawn.forEach(drawCard);
+  drawBusy();
   const rows = requests.map((one) => make("tr", {},
     make("td", { class: "id" }, one.id.length > 28 ? `${one.id.slice(0, 27)}…` : one.id),
     make("td", {}, one.state === "decode" ? "generating" : "prompt"),
@@ -173,4 +182,5 @@ export function start() {
   };
   addEventListener("resize", drawAll);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  document.addEventListener("themechange", drawAll);
 }

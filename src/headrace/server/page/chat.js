@@ -1,8 +1,11 @@
 // The conversation: what was said, what is being said, and how fast.
 
 import { Refused, call, events } from "./api.js";
+import { CodeBlock, copied } from "./code.js";
 import { announce, byId, figures, make, seconds } from "./dom.js";
-import { codeBlock, render } from "./markdown.js";
+import * as files from "./files.js";
+import { Markdown } from "./markdown.js";
+import { fileName, save } from "./save.js";
 import * as settings from "./settings.js";
 import * as shelf from "./shelf.js";
 import * as talks from "./talks.js";
@@ -44,11 +47,14 @@ function addTurn(role, label) {
 
 function say(role, content, more = {}) {
   const { turn, body } = addTurn("user", role === "tool" ? "Tool" : "You");
-  body.textContent = content;
+  const { text, files: attached } = files.split(content);
+  body.append(...attached.map((file) => (file.part.type === "text"
+    ? make("details", { class: "file" }, make("summary", {}, `${file.name} · ${files.size(new Blob([file.text]).size)}`), make("pre", { tabindex: "0" }, file.text))
+    : make("p", { class: "file" }, file.name))), text);
   const entry = { message: { role, content, ...more }, turn };
   history.push(entry);
   if (role === "user") {
-    const edit = make("button", { type: "button", class: "quiet", "aria-label": `Edit: ${content.slice(0, 80)}` }, "Edit");
+    const edit = make("button", { type: "button", class: "quiet", "aria-label": `Edit: ${text.slice(0, 80)}` }, "Edit");
     edit.onclick = () => branch(entry);
     turn.append(edit);
   }
@@ -75,7 +81,12 @@ class Answer {
     this.shown = null;
     this.foot = make("div", { class: "foot" });
     this.turn.append(this.foot);
+    this.said = make("div", { class: "said" });
+    this.drawing = structured ? new CodeBlock("json") : new Markdown(this.said);
+    if (structured) this.said.append(this.drawing.element);
+    this.fresh = { text: "", thought: "" }; // What came and is not drawn yet.
     this.frame = 0; // The drawing that is asked for.
+    this.rests = 0; // Until then no drawing begins.
   }
 
   take(chunk) {
@@ -89,8 +100,7 @@ class Answer {
         this.first ||= this.last;
         this.count += content?.length ?? 1;
       }
-      this.text += delta.content ?? "";
-      this.thought += delta.reasoning_content ?? "";
+      this.add(delta.content ?? "", delta.reasoning_content ?? "");
       for (const { index, id, function: called } of delta.tool_calls ?? []) {
         const call = (this.calls[index] ??= { id, type: "function", function: { name: "", arguments: "" } });
         call.function.name += called?.name ?? "";
@@ -102,27 +112,57 @@ class Answer {
       }
       this.finish = choice.finish_reason ?? this.finish;
     }
-    // At most one drawing per frame, however fast the tokens come.
-    this.frame ||= requestAnimationFrame(() => {
-      this.frame = 0;
-      this.draw();
-    });
+    // At most one drawing per frame, however fast the tokens come; where the browser takes long to
+    // lay out what is there, fewer.
+    this.frame ||= requestAnimationFrame((now) => this.due(now));
+  }
+
+  add(text, thought = "") {
+    this.text += text;
+    this.fresh.text += text;
+    this.thought += thought;
+    this.fresh.thought += thought;
+  }
+
+  due(now) {
+    if (now < this.rests) {
+      this.frame = requestAnimationFrame((later) => this.due(later));
+      return;
+    }
+    this.frame = 0;
+    const begin = performance.now();
+    this.draw();
+    const end = performance.now();
+    this.rests = end + Math.min(1000, 3 * (end - begin));
+  }
+
+  /** Append what came since the last drawing; `whole`: no more comes. */
+  write(whole) {
+    if (this.fresh.text && this.structured) this.drawing.append(this.fresh.text);
+    else if (!this.structured && !this.whole) this.drawing.write(this.fresh.text, whole);
+    this.fresh.text = "";
+    this.whole = whole;
+  }
+
+  drawThought() {
+    if (!this.thought) return;
+    if (!this.reasoning) {
+      this.thinking = document.createTextNode("");
+      this.reasoning = make("details", { class: "reasoning", open: "" }, make("summary", {}, "Reasoning"), this.thinking);
+    }
+    this.thinking.appendData(this.fresh.thought);
+    this.fresh.thought = "";
+    // It closes once, as the answer begins; a reader may open it again.
+    if (this.text && !this.answered) this.reasoning.open = !(this.answered = true);
   }
 
   draw() {
-    const nodes = [];
-    if (this.thought) {
-      const open = this.reasoning?.open ?? !this.text;
-      this.reasoning = make("details", { class: "reasoning", open: open ? "" : null },
-        make("summary", {}, "Reasoning"), this.thought);
-      nodes.push(this.reasoning);
-    }
-    if (this.shown === "tokens") nodes.push(this.view.element);
-    else if (this.structured) {
-      if (this.text) nodes.push(codeBlock("json", this.text));
-    } else nodes.push(...render(this.text));
-    nodes.push(...this.calls.map((call) => this.card(call)));
-    if (this.shown !== "tokens" || !this.body.contains(this.view.element) || this.calls.length) {
+    this.drawThought();
+    const shows = this.shown === "tokens" ? this.view.element : this.text ? this.said : null;
+    if (shows === this.said) this.write(!this.turn.classList.contains("busy"));
+    const nodes = [this.reasoning, shows, ...this.calls.map((call) => this.card(call))].filter(Boolean);
+    if (this.calls.length || nodes.some((node, place) => this.body.childNodes[place] !== node) ||
+        this.body.childNodes.length !== nodes.length) {
       this.body.replaceChildren(...nodes);
     }
     this.drawFoot();
@@ -197,11 +237,7 @@ class Answer {
       }, { "aria-pressed": String(this.shown === "tokens") });
     }
     if (this.text) {
-      button("Copy", async (made) => {
-        await navigator.clipboard.writeText(this.text);
-        made.textContent = "Copied";
-        setTimeout(() => (made.textContent = "Copy"), 1500);
-      }, { "aria-label": "Copy the answer" });
+      button("Copy", (made) => copied(made, this.text), { "aria-label": "Copy the answer" });
     }
     // Unseen where it would not do, but there: a row that wraps must not become a shorter one.
     const last = turns.lastElementChild === this.turn;
@@ -247,13 +283,13 @@ function open(talk) {
   for (const message of talk.messages) {
     if (message.role === "assistant") {
       const shown = new Answer(false);
-      shown.text = message.content ?? "";
+      shown.add(String(message.content ?? ""));
       shown.calls = message.tool_calls ?? [];
       shown.turn.classList.remove("busy");
       history.push({ message, turn: shown.turn, answer: shown });
     } else if (message.role === "user" || message.role === "tool") {
       const { role, content, ...more } = message;
-      say(role, String(content ?? ""), more);
+      say(role, Array.isArray(content) ? content : String(content ?? ""), more);
     }
   }
   for (const { answer: shown } of history) shown?.draw();
@@ -265,7 +301,9 @@ function open(talk) {
 function branch(entry) {
   const before = history.slice(0, history.indexOf(entry)).map((other) => other.message);
   open({ id: talks.fresh(), messages: before });
-  message.value = entry.message.content;
+  const { text, files: attached } = files.split(entry.message.content);
+  message.value = text;
+  files.restore(attached);
   grow();
   message.focus();
 }
@@ -318,10 +356,10 @@ function again() {
 }
 
 function submit(text) {
-  if (!text.trim() || running || settings.options() === null) return;
+  if (!(text.trim() || files.any()) || running || settings.options() === null) return;
   settings.openSettings(false);
   // An answer that failed without a word is not part of the conversation.
-  say("user", text);
+  say("user", files.any() ? [...files.taken(), { type: "text", text }] : text);
   message.value = "";
   grow();
   answer();
@@ -333,6 +371,12 @@ function grow() {
   message.style.height = "auto";
   message.style.height = `${message.scrollHeight + 2}px`;
 }
+
+// What a conversation is saved as.
+const FILES = {
+  markdown: { kind: "md", type: "text/markdown", write: talks.asText },
+  json: { kind: "json", type: "application/json", write: talks.asJson },
+};
 
 export function start() {
   byId("composer").onsubmit = (event) => {
@@ -361,7 +405,13 @@ export function start() {
   const last = talks.find(talks.lastOpen());
   if (last?.messages?.length) open(last);
   let language = "curl";
+  const talk = () => talks.titled(id, history.map((entry) => entry.message));
   const show = () => {
+    byId("download").hidden = !FILES[language];
+    if (FILES[language]) {
+      byId("snippet").textContent = FILES[language].write(talk());
+      return true;
+    }
     const request = body();
     if (request === null) return false;
     if (!request.messages.length) request.messages.push({ role: "user", content: message.value || "Hello" });
@@ -379,9 +429,9 @@ export function start() {
       show();
     };
   }
-  byId("copy").onclick = async () => {
-    await navigator.clipboard.writeText(byId("snippet").textContent);
-    byId("copy").textContent = "Copied";
-    setTimeout(() => (byId("copy").textContent = "Copy"), 1500);
+  byId("copy").onclick = () => copied(byId("copy"), byId("snippet").textContent);
+  byId("download").onclick = () => {
+    const { kind, type, write } = FILES[language];
+    save(`${fileName(talk().title)}.${kind}`, type, write(talk()));
   };
 }

@@ -4,6 +4,8 @@ import { call } from "./api.js";
 import * as board from "./board.js";
 import * as chat from "./chat.js";
 import { byId } from "./dom.js";
+import * as files from "./files.js";
+import * as hear from "./hear.js";
 import { offerModels } from "./models.js";
 import * as settings from "./settings.js";
 import * as speak from "./speak.js";
@@ -38,6 +40,7 @@ async function follow() {
       const models = (await (await call("v1/models", { quietly: known })).json()).data;
       offerModels(models);
       speak.offer(models[0]);
+      hear.offer(models[0]);
       if (!known) {
         known = true;
         if (models[0].task !== "transcription") board.facts().then((server) => settings.offer(server?.features ?? ["grammar"]));
@@ -59,6 +62,8 @@ async function follow() {
 settings.start();
 chat.start();
 board.start();
+hear.start();
+files.start((taken) => (byId("hear").hidden ? files.add(taken) : hear.take(taken)));
 addEventListener("hashchange", route);
 document.addEventListener("visibilitychange", route);
 route();

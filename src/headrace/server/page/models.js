@@ -1,13 +1,18 @@
 // Which model answers: the one that is served, or one of its adapters.
 
-import { announce, byId, make } from "./dom.js";
+import { call } from "./api.js";
 import { setModel } from "./chat.js";
+import { announce, byId, figures, make } from "./dom.js";
+import * as files from "./files.js";
 
 const select = byId("models");
 let listed = "";
+let served = [];
 
 /** Show what is served: a name where there is one, a choice where there are several. */
 export function offerModels(models) {
+  served = models;
+  files.offer(models[0].input_modalities ?? ["text"]);
   const now = JSON.stringify(models.map((model) => model.id));
   if (now === listed) return;
   const before = listed && select.value;
@@ -26,7 +31,37 @@ export function offerModels(models) {
   setModel(select.value);
 }
 
-select.onchange = () => {
-  setModel(select.value);
-  announce(`${select.value} answers from now on.`);
-};
+function choose(name) {
+  select.value = name;
+  setModel(name);
+  announce(`${name} answers from now on.`);
+}
+
+select.onchange = () => choose(select.value);
+
+/** The dialog: each model with what it takes, and the one that answers. */
+async function show() {
+  const rows = served.map((model) => {
+    const here = model.id === (select.value || served[0].id);
+    const facts = [model.parent ? `adapter of ${model.parent}` : null,
+      model.task === "transcription" ? "speech to text" : `${figures(model.max_model_len)} tokens of context`,
+      model.task !== "transcription" && model.input_modalities?.includes("audio") ? "hears sounds" : null];
+    const button = make("button", { type: "button", class: "talk-title", "aria-current": here ? "true" : null },
+      model.id, make("small", {}, facts.filter(Boolean).join(" · ")));
+    button.onclick = () => {
+      if (served.length > 1) choose(model.id);
+      byId("models-dialog").close();
+    };
+    return make("li", {}, button);
+  });
+  byId("served").replaceChildren(...rows);
+  byId("models-dialog").showModal();
+  try {
+    const { name, model } = await (await call("v1/license", { quietly: true })).json();
+    byId("licence").textContent = `${model}. Licence: ${name}.`;
+  } catch {
+    byId("licence").textContent = "";
+  }
+}
+
+byId("show-models").onclick = show;

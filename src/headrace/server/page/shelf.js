@@ -1,15 +1,10 @@
 // The dialog with the conversations that this browser keeps: open, export, delete.
 
 import { byId, make } from "./dom.js";
+import { fileName, save } from "./save.js";
 import * as talks from "./talks.js";
 
 const day = (time) => new Date(time).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
-
-function save(name, kind, text) {
-  const link = make("a", { href: URL.createObjectURL(new Blob([text], { type: kind })), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}
 
 /** `open(talk)` shows one; `gone(id)` is told of one that was deleted; `here()` gives the open id. */
 export function start({ open, gone, here }) {
@@ -20,7 +15,7 @@ export function start({ open, gone, here }) {
     const kept = talks.all();
     byId("no-talks").hidden = kept.length > 0;
     list.replaceChildren(...kept.map((talk) => {
-      const name = talk.title.replace(/[^\p{L}\p{N} _-]/gu, "").trim().slice(0, 40) || "conversation";
+      const name = fileName(talk.title);
       const button = (label, act, attributes = {}) => {
         const made = make("button", { type: "button", class: "quiet", "aria-label": `${label}: ${talk.title}`, ...attributes }, label);
         made.onclick = act;
@@ -33,7 +28,7 @@ export function start({ open, gone, here }) {
         open(talk);
       };
       return make("li", {}, title,
-        button("Text", () => save(`${name}.md`, "text/markdown", talks.asText(talk))),
+        button("Markdown", () => save(`${name}.md`, "text/markdown", talks.asText(talk))),
         button("JSON", () => save(`${name}.json`, "application/json", talks.asJson(talk))),
         button("Delete", () => {
           talks.remove(talk.id);

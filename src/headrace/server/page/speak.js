@@ -13,11 +13,11 @@ let session = null;
 export function offer(model) {
   const hears = model.task === "transcription";
   button.hidden = !hears;
-  for (const id of ["send", "settings", "open-settings", "show-code", "show-talks", "clear", "empty", "to-live"]) {
+  for (const id of ["send", "settings", "open-settings", "show-code", "show-talks", "clear", "attach", "empty", "to-live"]) {
     if (hears) byId(id).hidden = true;
   }
   if (hears) {
-    message.placeholder = "What you say is written here";
+    message.placeholder = "What you say into the microphone is written here";
     byId("keys").textContent = "Speak begins and ends; the text can be changed and copied";
   }
 }

@@ -15,6 +15,10 @@ function quietly(work, otherwise = null) {
   }
 }
 
+/** The text of a message's content, which may be in parts. */
+export const plain = (content) => (Array.isArray(content)
+  ? content.map((part) => part.text ?? "[sound]").join("\n\n") : content);
+
 const read = (name) => quietly(() => JSON.parse(localStorage.getItem(name)));
 
 /** {id, title, changed, messages} of each, the newest first; what is damaged is left out. */
@@ -29,11 +33,17 @@ export const lastOpen = () => quietly(() => localStorage.getItem(OPEN));
 export const remember = (id) => quietly(() => localStorage.setItem(OPEN, id));
 export const fresh = () => `${Date.now().toString(36)}${Math.random().toString(36).slice(2, 8)}`;
 
+/** A conversation with its title: {id, title, changed, messages}. */
+export function titled(id, messages) {
+  const content = messages.find((message) => message.role === "user")?.content ?? "";
+  // Files come first in a message, what was typed last.
+  const first = Array.isArray(content) ? content.at(-1).text || content[0].text || "Sound" : content;
+  return { id, title: first.trim().replace(/\s+/g, " ").slice(0, 80) || "Untitled", changed: Date.now(), messages };
+}
+
 /** Keep it; the oldest go where there are too many or no room. Says whether it is kept. */
 export function keep(id, messages) {
-  const first = messages.find((message) => message.role === "user")?.content ?? "";
-  const talk = { id, title: first.trim().replace(/\s+/g, " ").slice(0, 80) || "Untitled", changed: Date.now(), messages };
-  const text = JSON.stringify(talk);
+  const text = JSON.stringify(titled(id, messages));
   if (text.length > MOST_CHARACTERS) return false;
   const others = all().filter((other) => other.id !== id);
   for (const old of others.splice(MOST - 1)) remove(old.id);
@@ -55,10 +65,13 @@ export function asText({ title, messages }) {
   const name = { user: "You", assistant: "Model", tool: "Tool", system: "System" };
   const said = messages.map(({ role, content, tool_calls: calls }) => {
     const called = (calls ?? []).map((call) => `${call.function.name}(${call.function.arguments})`);
-    return `## ${name[role] ?? role}\n\n${[content, ...called].filter(Boolean).join("\n\n")}\n`;
+    return `## ${name[role] ?? role}\n\n${[plain(content), ...called].filter(Boolean).join("\n\n")}\n`;
   });
   return `# ${title}\n\n${said.join("\n")}`;
 }
 
-/** As `headrace chat` saves and loads it. */
-export const asJson = ({ messages }) => JSON.stringify({ messages }, null, 1);
+/** As `headrace chat` saves and loads it: texts are strings; a message with a sound stays in parts. */
+export const asJson = ({ messages }) => JSON.stringify({
+  messages: messages.map((message) => (Array.isArray(message.content) && message.content.every((part) => part.type === "text")
+    ? { ...message, content: plain(message.content) } : message)),
+}, null, 1);

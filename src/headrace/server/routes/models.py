@@ -30,8 +30,11 @@ class ModelReply(TypedDict):
     root: str
     parent: str | None
     max_model_len: int
+    input_modalities: list[Literal["text", "audio"]]
     task: NotRequired[Literal["transcription"]]
     """Task of the model; absent: text generation."""
+    languages: NotRequired[list[str]]
+    """Codes of the languages that a transcription can be told."""
 
 
 class ModelList(TypedDict):
@@ -67,7 +70,9 @@ def describe(service: Service, name: str) -> ModelReply:
             "root": served.model_name,
             "parent": None,
             "max_model_len": HEARD_TOKENS,
+            "input_modalities": ["audio"],
             "task": "transcription",
+            "languages": sorted(served.languages),
         }
     return {
         "id": name,
@@ -77,6 +82,7 @@ def describe(service: Service, name: str) -> ModelReply:
         "root": served.files.name,
         "parent": None if name in service.names else service.name,
         "max_model_len": served.max_context,
+        "input_modalities": ["text"] if service.sounds is None else ["text", "audio"],
     }
 
 

@@ -11,12 +11,19 @@ headrace.dev/settings: {{ printf "%s%s" (toJson .Values.options) (toJson .Values
 {{- $way := .Values.weights.from }}
 {{- if or (eq $way "volume") (and (eq $way "auto") (semverCompare ">=1.35-0" .Capabilities.KubeVersion.Version)) }}true{{ end }}
 {{- end }}
+{{- define "headrace.resources" -}}
+{{- $limits := .Values.resources.limits | default dict }}
+{{- with .Values.gpu }}{{ if .count }}{{ $limits = merge (dict .resource (toString .count)) $limits }}{{ end }}{{ end }}
+{{- $found := dict "requests" (.Values.resources.requests | default dict) }}
+{{- if $limits }}{{ $_ := set $found "limits" $limits }}{{ end }}
+{{- toJson $found }}
+{{- end }}
 {{- define "headrace.container" -}}
 securityContext:
   readOnlyRootFilesystem: true
   allowPrivilegeEscalation: false
   capabilities: {drop: [ALL]}
-resources: {{ toJson .Values.resources }}
+resources: {{ include "headrace.resources" . }}
 volumeMounts:
   - {name: cache, mountPath: /cache}
   {{- if include "headrace.mounted" . }}
@@ -40,6 +47,9 @@ automountServiceAccountToken: false
 terminationGracePeriodSeconds: {{ add 30 (int64 (dig "drain_seconds" 30 .Values.options)) }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{ toJson . }}
+{{- end }}
+{{- if and .Values.gpu.count .Values.gpu.runtimeClass }}
+runtimeClassName: {{ .Values.gpu.runtimeClass | quote }}
 {{- end }}
 {{- with .Values.nodeSelector }}
 nodeSelector: {{ toJson . }}
@@ -75,9 +85,11 @@ containers:
     args: [serve, --offline, --profile, {{ .Values.profile.digest | quote }}, --config, /etc/headrace/options.toml{{ $alone }}]
     {{- end }}
     ports: [{name: http, containerPort: 8000}]
-    startupProbe: {httpGet: {path: /v1/health/ready, port: http}, periodSeconds: 2, failureThreshold: 300}
-    readinessProbe: {httpGet: {path: /v1/health/ready, port: http}, periodSeconds: 5}
-    livenessProbe: {httpGet: {path: /v1/health/live, port: http}, periodSeconds: 10, failureThreshold: 6}
+    {{- with .Values.probes }}
+    startupProbe: {httpGet: {path: /v1/health/ready, port: http}, periodSeconds: 2, failureThreshold: {{ divf .startSeconds 2 | ceil }}}
+    readinessProbe: {httpGet: {path: /v1/health/ready, port: http}, periodSeconds: {{ .readySeconds }}}
+    livenessProbe: {httpGet: {path: /v1/health/live, port: http}, periodSeconds: {{ .liveSeconds }}, failureThreshold: 6}
+    {{- end }}
     # Time for the endpoints to be told; then SIGTERM, which finishes what runs.
     lifecycle: {preStop: {sleep: {seconds: 5}}}
     {{- include "headrace.container" . | nindent 4 }}

@@ -14,6 +14,7 @@
 
 #include "half.h"
 #include "layout.h"
+#include "library.h"
 #include "pack.h"
 #include "team.h"
 
@@ -415,17 +416,12 @@ int32_t encode(void* team, EncodeJob job) {
 }  // namespace
 }  // namespace hr
 
-// What Python calls: kernels/cpu/library.py declares the same functions to ctypes.
-#define HR_API extern "C" __attribute__((visibility("default")))
-
-// `count` numbers of a dense kind as blocks of another; 1: some have no scale.
-HR_API int32_t hr_encode(void* team, int32_t kind, int32_t type, const void* numbers,
-                         int64_t count, uint8_t* out) {
+int32_t hr_encode(void* team, int32_t kind, int32_t type, const void* numbers, int64_t count,
+                  uint8_t* out) {
   return hr::encode(team, {kind, type, numbers, count, 0, 0, out, {}});
 }
 
-// The scales alone, of groups of `size` numbers; likewise.
-HR_API int32_t hr_symmetric(void* team, const float* numbers, int64_t count, int32_t size,
-                            int32_t half, float* scales) {
+int32_t hr_symmetric(void* team, const float* numbers, int64_t count, int32_t size, int32_t half,
+                     float* scales) {
   return hr::encode(team, {0, 0, numbers, count, size, half, scales, {}});
 }

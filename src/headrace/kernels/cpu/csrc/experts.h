@@ -14,7 +14,7 @@
 // ranks, UP and DOWN are of a rank's own, DOWN leaves what they give as it is, and SUM adds it up
 // behind an exchange, in the same order.
 #pragma once
-#include "mixture.h"
+#include "records.h"
 #include "products.h"
 #include "rows.h"
 
@@ -295,22 +295,6 @@ void op_experts_sum(const HrExperts& op, const hr::Work& work) {
       add_shares(op, span->expert, span->first, span->count, from, outputs,
                  op.deal->values + span->first * op.deal->stride + from, op.deal->stride);
   }
-}
-
-void run_mixture(const HrRecord& record, const hr::Work& work) {
-  if (record.code == HR_OP_ROUTE) return op_route(*static_cast<const HrRoute*>(record.op), work);
-  const auto& op = *static_cast<const HrExperts*>(record.op);
-  if (record.code == HR_OP_PLACE) return op_place(op, work);
-  if (record.code == HR_OP_EXPERTS_UP) return op_experts_up(op, work);
-  if (record.code == HR_OP_EXPERTS_DOWN) return op_experts_down(op, work);
-  if (record.code == HR_OP_EXPERTS_SUM) return op_experts_sum(op, work);
-}
-
-// Bytes of each thread's work space; 0: this is no record of a mixture.
-int64_t mixture_scratch(const HrRecord& record) {
-  if (record.code == HR_OP_ROUTE) return route_scratch(*static_cast<const HrRoute*>(record.op));
-  if (record.code < HR_OP_PLACE || record.code > HR_OP_EXPERTS_DOWN) return 0;
-  return experts_scratch(*static_cast<const HrExperts*>(record.op));
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 // A head's product is small (DeepSeek: 512 x 128 numbers each way), and all heads of a layer are one
 // record, so that its runs of panels are shared among the threads as those of one product are.
 #pragma once
-#include "heads.h"
+#include "records.h"
 #include "products.h"
 
 namespace {

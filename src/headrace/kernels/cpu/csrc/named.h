@@ -28,11 +28,11 @@ HR_INLINE int64_t width_in_blocks(const HrLinear& op) {
 template <class Dense>
 void run(const HrRecord& record, const hr::Work& work) {
   if (record.code == HR_OP_LINEAR) {
-    const auto& op = *static_cast<const HrLinear*>(record.op);
+    const auto& op = hr::op_of<HR_OP_LINEAR>(record);
     if (width_in_blocks(op)) return Dense::linear(op, work);
   }
   if (record.code == HR_OP_BEST) {
-    const auto& op = *static_cast<const HrHead*>(record.op);
+    const auto& op = hr::op_of<HR_OP_BEST>(record);
     if (width_in_blocks(op.linear))
       return best_by(op, work, [&](const HrLinear& linear) { Dense::linear(linear, work); });
   }
@@ -43,9 +43,9 @@ template <class Dense>
 hr::Room scratch_of(const HrRecord& record, const HrStep& step, int threads) {
   hr::Room room = hr::bf16::kernels.scratch(record, step, threads);
   int64_t in = 0;
-  if (record.code == HR_OP_LINEAR) in = width_in_blocks(*static_cast<const HrLinear*>(record.op));
+  if (record.code == HR_OP_LINEAR) in = width_in_blocks(hr::op_of<HR_OP_LINEAR>(record));
   if (record.code == HR_OP_BEST)
-    in = width_in_blocks(static_cast<const HrHead*>(record.op)->linear);
+    in = width_in_blocks(hr::op_of<HR_OP_BEST>(record).linear);
   if (in && Dense::room(in) > room.each) room.each = Dense::room(in);
   return room;
 }

@@ -28,60 +28,79 @@ void op_embed(const HrEmbed& op, const hr::Work& work) {
                    op.y + n * op.y_stride);
 }
 
+void op_scatter(const HrScatter& op, const hr::Work& work) {
+  int64_t first, last;
+  work.share(op.count, &first, &last);
+  for (int64_t m = first; m < last; ++m)
+    memcpy(op.y + op.places[m] * op.y_stride, op.x + m * op.x_stride, sizeof(float) * op.size);
+}
+
 void op_attention(const HrAttention& op, const hr::Work& work) {
   if (!in_codes(op.kv.kind)) return hr::HR_NAME::attention_floats(op, work);
   if (op.coarse) return hr::HR_NAME::attention_coarse(op, work);
   hr::HR_NAME::attention_codes(op, work);
 }
 
+#define HR_RUN(NAME, FUNCTION) \
+  case HR_OP_##NAME: return FUNCTION(hr::op_of<HR_OP_##NAME>(record), work);
+
 void run(const HrRecord& record, const hr::Work& work) {
   switch (record.code) {
-    case HR_OP_EMBED: return op_embed(*static_cast<const HrEmbed*>(record.op), work);
-    case HR_OP_NORM: return op_norm(*static_cast<const HrNorm*>(record.op), work);
-    case HR_OP_QUANTISE: return op_quantise(*static_cast<const HrQuantise*>(record.op), work);
-    case HR_OP_LINEAR: return op_linear(*static_cast<const HrLinear*>(record.op), work);
-    case HR_OP_ROPE: return op_rope(*static_cast<const HrRope*>(record.op), work);
-    case HR_OP_ATTENTION: return op_attention(*static_cast<const HrAttention*>(record.op), work);
-    case HR_OP_GATED: return op_gated<true>(*static_cast<const HrGated*>(record.op), work);
-    case HR_OP_ACTIVATE: return op_gated<false>(*static_cast<const HrGated*>(record.op), work);
-    case HR_OP_LAYER_NORM: return op_layer_norm(*static_cast<const HrLayerNorm*>(record.op), work);
-    case HR_OP_BIDIRECTIONAL:
-      return hr::HR_NAME::bidirectional(*static_cast<const HrBidirectional*>(record.op), work);
-    case HR_OP_GATE_UP: return op_gate_up(*static_cast<const HrGateUp*>(record.op), work);
-    case HR_OP_HEADS: return op_heads(*static_cast<const HrHeads*>(record.op), work);
-    case HR_OP_COLUMNS: return op_columns(*static_cast<const HrColumns*>(record.op), work);
-    case HR_OP_SELECT: return op_select(*static_cast<const HrRowsOp*>(record.op), work);
-    case HR_OP_ADD: return op_add(*static_cast<const HrRowsOp*>(record.op), work);
-    case HR_OP_LORA_DOWN: return op_lora_down(*static_cast<const HrLora*>(record.op), work);
-    case HR_OP_LORA_UP: return op_lora_up(*static_cast<const HrLora*>(record.op), work);
-    case HR_OP_BOUND: return op_bound(*static_cast<const HrHead*>(record.op), work);
-    case HR_OP_BEST: return op_best(*static_cast<const HrHead*>(record.op), work);
-    case HR_OP_PICK: return op_pick(*static_cast<const HrHead*>(record.op), work);
-    case HR_OP_LOWER: return op_lower(*static_cast<const HrHead*>(record.op), work);
-    case HR_OP_AGREE: return op_agree(*static_cast<const HrAgree*>(record.op), work);
-    case HR_OP_SAMPLE: return op_sample(*static_cast<const HrSample*>(record.op), work);
-    case HR_OP_DRAW: return op_draw(*static_cast<const HrDraw*>(record.op), work);
-    case HR_OP_SOFTCAP: return op_logits<true>(*static_cast<const HrRowsOp*>(record.op), work);
-    case HR_OP_SCALE: return op_logits<false>(*static_cast<const HrRowsOp*>(record.op), work);
-    case HR_OP_CONV:
-    case HR_OP_RECURRENCE:
-    case HR_OP_MULTIPLY: return run_states(record, work);
-    default: return run_mixture(record, work);
+    HR_RUN(EMBED, op_embed)
+    HR_RUN(SCATTER, op_scatter)
+    HR_RUN(NORM, op_norm)
+    HR_RUN(QUANTISE, op_quantise)
+    HR_RUN(LINEAR, op_linear)
+    HR_RUN(ROPE, op_rope)
+    HR_RUN(ATTENTION, op_attention)
+    HR_RUN(GATED, op_gated<true>)
+    HR_RUN(ACTIVATE, op_gated<false>)
+    HR_RUN(LAYER_NORM, op_layer_norm)
+    HR_RUN(BIDIRECTIONAL, hr::HR_NAME::bidirectional)
+    HR_RUN(GATE_UP, op_gate_up)
+    HR_RUN(HEADS, op_heads)
+    HR_RUN(COLUMNS, op_columns)
+    HR_RUN(SELECT, op_select)
+    HR_RUN(ADD, op_add)
+    HR_RUN(LORA_DOWN, op_lora_down)
+    HR_RUN(LORA_UP, op_lora_up)
+    HR_RUN(BOUND, op_bound)
+    HR_RUN(BEST, op_best)
+    HR_RUN(PICK, op_pick)
+    HR_RUN(LOWER, op_lower)
+    HR_RUN(AGREE, op_agree)
+    HR_RUN(SAMPLE, op_sample)
+    HR_RUN(DRAW, op_draw)
+    HR_RUN(SOFTCAP, op_logits<true>)
+    HR_RUN(SCALE, op_logits<false>)
+    HR_RUN(CONV, op_conv)
+    HR_RUN(RECURRENCE, op_recurrence)
+    HR_RUN(MULTIPLY, op_multiply)
+    HR_RUN(ROUTE, op_route)
+    HR_RUN(PLACE, op_place)
+    HR_RUN(EXPERTS_UP, op_experts_up)
+    HR_RUN(EXPERTS_DOWN, op_experts_down)
+    HR_RUN(EXPERTS_SUM, op_experts_sum)
   }
 }
+#undef HR_RUN
 
 hr::Room scratch_of(const HrRecord& record, const HrStep& step, int threads) {
-  if (record.code == HR_OP_ATTENTION)
-    return attention_room(*static_cast<const HrAttention*>(record.op), step, threads);
-  if (record.code == HR_OP_ROPE) return {9 * static_cast<const HrRope*>(record.op)->kv.head_dim, 0};
-  if (record.code == HR_OP_BIDIRECTIONAL)
-    return hr::HR_NAME::bidirectional_room(*static_cast<const HrBidirectional*>(record.op), step);
-  if (record.code == HR_OP_BOUND)
-    return {bound_scratch(*static_cast<const HrHead*>(record.op)), 0};
-  if (record.code == HR_OP_DRAW || record.code == HR_OP_SAMPLE) return {kDrawScratch, 0};
-  if (record.code == HR_OP_RECURRENCE)
-    return {recurrence_scratch(*static_cast<const HrRecurrence*>(record.op)), 0};
-  return {mixture_scratch(record), 0};
+  switch (record.code) {
+    case HR_OP_ATTENTION: return attention_room(hr::op_of<HR_OP_ATTENTION>(record), step, threads);
+    case HR_OP_ROPE: return {9 * hr::op_of<HR_OP_ROPE>(record).kv.head_dim, 0};
+    case HR_OP_BIDIRECTIONAL:
+      return hr::HR_NAME::bidirectional_room(hr::op_of<HR_OP_BIDIRECTIONAL>(record), step);
+    case HR_OP_BOUND: return {bound_scratch(hr::op_of<HR_OP_BOUND>(record)), 0};
+    case HR_OP_DRAW:
+    case HR_OP_SAMPLE: return {kDrawScratch, 0};
+    case HR_OP_RECURRENCE: return {recurrence_scratch(hr::op_of<HR_OP_RECURRENCE>(record)), 0};
+    case HR_OP_ROUTE: return {route_scratch(hr::op_of<HR_OP_ROUTE>(record)), 0};
+    case HR_OP_PLACE:
+    case HR_OP_EXPERTS_UP:
+    case HR_OP_EXPERTS_DOWN: return {experts_scratch(hr::op_of<HR_OP_PLACE>(record)), 0};
+    default: return {0, 0};
+  }
 }
 
 // The integer ceiling: products of registers, twelve independent chains, no memory.

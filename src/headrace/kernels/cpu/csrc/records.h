@@ -1,5 +1,6 @@
-// The C ABI: plain structs that Python fills in (kernels/cpu/records.py mirrors them field by
-// field, and hr_layout lets it check sizes) and the functions of the library.
+// The C ABI: plain structs that Python fills in. This header is their only description, since Python
+// reads it too (kernels/cpu/records.py, base/c_header.py): one declaration ends with one semicolon,
+// a number is written as digits. `library.h` has the functions.
 //
 // A forward pass is a flat list of records. Pointers in a record are fixed for the life of the
 // program; what changes from step to step is in `HrStep`. N tokens, B entries, R sampled rows.
@@ -37,36 +38,27 @@ enum HrIndex { HR_TOKENS = 0, HR_POSITIONS = 1, HR_TYPES = 2 };  // which of a s
 
 enum HrRows { HR_ROWS_N = 0, HR_ROWS_R = 1 };  // which count of the step bounds an op's rows
 
+// Every code of a record, and the struct that it has.
+#define HR_OPS(EACH) \
+  EACH(EMBED, 1, HrEmbed) EACH(NORM, 2, HrNorm) EACH(QUANTISE, 3, HrQuantise) \
+  EACH(LINEAR, 4, HrLinear) EACH(ROPE, 5, HrRope) EACH(ATTENTION, 6, HrAttention) \
+  EACH(GATED, 7, HrGated) EACH(SELECT, 8, HrRowsOp) EACH(ADD, 9, HrRowsOp) \
+  EACH(SOFTCAP, 10, HrRowsOp) EACH(GATE_UP, 11, HrGateUp) EACH(LAYER_NORM, 12, HrLayerNorm) \
+  EACH(ACTIVATE, 13, HrGated) EACH(BIDIRECTIONAL, 14, HrBidirectional) \
+  EACH(ROUTE, 15, HrRoute) EACH(PLACE, 16, HrExperts) EACH(EXPERTS_UP, 17, HrExperts) \
+  EACH(EXPERTS_DOWN, 18, HrExperts) EACH(SCALE, 19, HrRowsOp) EACH(LORA_DOWN, 20, HrLora) \
+  EACH(LORA_UP, 21, HrLora) EACH(DRAW, 22, HrDraw) EACH(BEST, 23, HrHead) \
+  EACH(PICK, 24, HrHead) EACH(SAMPLE, 25, HrSample) EACH(BOUND, 26, HrHead) \
+  EACH(HEADS, 27, HrHeads) EACH(COLUMNS, 28, HrColumns) EACH(CONV, 29, HrConv) \
+  EACH(RECURRENCE, 30, HrRecurrence) EACH(MULTIPLY, 31, HrMultiply) \
+  EACH(EXCHANGE, 32, HrExchange) EACH(AGREE, 33, HrAgree) EACH(LOWER, 34, HrHead) \
+  EACH(HANDOVER, 35, HrHandover) EACH(EXPERTS_SUM, 36, HrExperts) \
+  EACH(SCATTER, 37, HrScatter)
+
 enum HrCode {
-  HR_OP_EMBED = 1,
-  HR_OP_NORM = 2,
-  HR_OP_QUANTISE = 3,
-  HR_OP_LINEAR = 4,
-  HR_OP_ROPE = 5,
-  HR_OP_ATTENTION = 6,
-  HR_OP_GATED = 7,
-  HR_OP_SELECT = 8,
-  HR_OP_ADD = 9,
-  HR_OP_SOFTCAP = 10,
-  HR_OP_GATE_UP = 11,
-  HR_OP_LAYER_NORM = 12,
-  HR_OP_ACTIVATE = 13,
-  HR_OP_BIDIRECTIONAL = 14,
-  HR_OP_ROUTE = 15,  // … 18: mixture.h
-  HR_OP_PLACE = 16, HR_OP_EXPERTS_UP = 17, HR_OP_EXPERTS_DOWN = 18,
-  HR_OP_SCALE = 19,
-  HR_OP_LORA_DOWN = 20,
-  HR_OP_LORA_UP = 21,
-  HR_OP_DRAW = 22,
-  HR_OP_BEST = 23,
-  HR_OP_PICK = 24,
-  HR_OP_SAMPLE = 25,
-  HR_OP_BOUND = 26,
-  HR_OP_HEADS = 27, HR_OP_COLUMNS = 28,  // heads.h
-  HR_OP_CONV = 29, HR_OP_RECURRENCE = 30, HR_OP_MULTIPLY = 31,  // states.h
-  HR_OP_EXCHANGE = 32, HR_OP_AGREE = 33, HR_OP_LOWER = 34,  // ranks.h
-  HR_OP_HANDOVER = 35,  // handover.h
-  HR_OP_EXPERTS_SUM = 36
+#define HR_EACH(NAME, CODE, STRUCT) HR_OP_##NAME = CODE,
+  HR_OPS(HR_EACH)
+#undef HR_EACH
 };
 
 // Rows of activations as int8, six rows interleaved: what a product walks through is one
@@ -175,6 +167,17 @@ typedef struct {
 } HrEmbed;
 
 typedef struct {
+  const float* x;         // [count] rows; x, places and count are set before each run
+  int64_t x_stride;
+  const int64_t* places;  // rows of y, each once
+  int64_t count;
+  float* y;
+  int64_t y_stride;
+  int32_t size;
+  int32_t unused;
+} HrScatter;
+
+typedef struct {
   const float* x;
   int64_t x_stride;
   float* residual;       // null: plain norm of x; else residual += x first and is what is normed
@@ -265,10 +268,12 @@ typedef struct {
   int32_t interleaved;   // pairs are (2i, 2i + 1), else (i, i + rotated / 2)
 } HrKv;
 
-#define HR_VALUES_OWN 0        // behind K
-#define HR_VALUES_NORMED 1     // the same, each head scaled to a root mean square of one
-#define HR_VALUES_KEYS 2       // K as they come, scaled so
-#define HR_VALUES_ELSEWHERE 3  // K and V are another layer's: there is q alone
+enum HrValues {           // where V come from
+  HR_VALUES_OWN = 0,       // behind K
+  HR_VALUES_NORMED = 1,    // the same, each head scaled to a root mean square of one
+  HR_VALUES_KEYS = 2,      // K as they come, scaled so
+  HR_VALUES_ELSEWHERE = 3  // K and V are another layer's: there is q alone
+};
 
 typedef struct {
   HrKv kv;
@@ -283,7 +288,7 @@ typedef struct {
   int32_t rotated;       // the first numbers of a head that are, 0 … E
   int32_t interleaved;   // pairs are (2i, 2i + 1), else (i, i + rotated / 2)
   int32_t whole;         // the norms are over all heads together: [H · E] and [G · E]
-  int32_t values;        // HR_VALUES_…: where V come from
+  int32_t values;        // HrValues
   float growth;          // q is multiplied by 1 + growth · log(1 + ⌊(position + first) / every⌋)
   int32_t every;
   int32_t behind;        // q and k are scaled to a root mean square of one, behind the rotation
@@ -316,6 +321,164 @@ typedef struct {         // every token sees all tokens of its own entry: HrStep
   int32_t head_dim;      // E
   int32_t unused;
 } HrBidirectional;
+
+// Latent attention beside attention itself: latent.h.
+typedef struct {         // a product for each head: part i reads columns from first + i · step on
+  HrLinear linear;
+  int64_t first;         // multiples of 32 where a part reads codes
+  int64_t step;
+} HrHeads;
+
+typedef struct {         // `times` runs of `size` columns from x to y
+  const float* x;
+  int64_t x_stride;
+  float* y;
+  int64_t y_stride;
+  int64_t x_step;        // from one run to the next
+  int64_t y_step;
+  int32_t size;
+  int32_t times;
+  int32_t rows;
+  int32_t unused;
+} HrColumns;
+
+// Mixtures of experts: experts.h.
+#define HR_MAX_EXPERT_GROUPS 64
+
+enum HrScores { HR_OVER_ALL = 0, HR_EACH_SIGMOID = 1, HR_EACH_SQRT_SOFTPLUS = 2 };
+
+typedef struct {         // which experts a row goes to: see experts.h
+  const float* logits;   // [rows, experts]
+  int64_t logits_stride;
+  const float* bias;     // [experts] or null: added to the scores for the choice alone
+  const float* gains;    // [experts] or null: factors on the shares
+  int32_t* chosen;       // [rows, active]
+  int64_t chosen_stride;
+  float* shares;         // [rows, active]
+  int64_t shares_stride;
+  float scale;           // factor on all shares
+  int32_t experts;
+  int32_t active;
+  int32_t scores;        // HrScores
+  int32_t normalise;     // shares sum up to `scale`
+  int32_t groups;        // of experts, at most HR_MAX_EXPERT_GROUPS
+  int32_t active_groups;
+  int32_t rows;
+  int32_t best;          // 1 or 2: so many of a group's experts say what it is worth
+  int32_t unused;
+} HrRoute;
+
+typedef struct {
+  int32_t expert;        // −1: behind the last
+  int32_t first;         // its first place, a multiple of six
+  int32_t count;         // of its rows
+} HrSpan;
+
+typedef struct {         // whole experts are dealt out to ranks: each makes all of its own
+  const int32_t* owners; // [experts]: the rank that has each
+  int64_t* went;         // [experts]: what each has cost so far: 8 of a step and 1 of a row
+  HrSpan* own;           // [experts + 1]: those of `spans` that this rank has
+  float* values;         // [places, out] in memory of all ranks: what experts give, unsummed
+  int64_t stride;
+  int32_t rank;
+  int32_t unused;
+} HrDeal;
+
+typedef struct {         // PLACE, UP, DOWN, SUM: the experts of ROUTE's choice
+  HrQuantised x;         // [rows, in], null where no expert reads codes
+  const float* dense;    // the same in fp32, null where none reads floats
+  int64_t dense_stride;
+  const int32_t* chosen; // [rows, active]
+  int64_t chosen_stride;
+  const float* shares;
+  int64_t shares_stride;
+  const HrPart* matrices;  // [experts, 3]: gate, up, down; y and bias are not used
+  const float* up_bias;    // [experts, 2 · inner_size]: of gate, of up; or null
+  const float* down_bias;  // [experts, out] or null
+  HrQuantised placed;    // the rows by expert; null as x
+  float* placed_dense;
+  int64_t placed_stride;
+  HrQuantised inner;     // [places, inner_size]; null where `down` reads floats
+  float* inner_dense;    // the same in fp32; null where `down` reads codes
+  int64_t inner_stride;
+  float* y;              // [rows, out]
+  int64_t y_stride;
+  HrSpan* spans;         // [experts + 1]: the experts that somebody goes to, ascending
+  int32_t* row_of;       // [places]
+  float* share_of;       // [places]
+  const HrDeal* deal;    // or null: then DOWN sums, and there is no SUM
+  int32_t experts;
+  int32_t active;
+  int32_t in;
+  int32_t inner_size;
+  int32_t out;
+  int32_t activation;
+  int32_t rows;
+  int32_t inside;        // shares multiply what experts read, and not what they give
+} HrExperts;
+
+// Layers that keep a state: recurrence.h.
+
+// A row of HrStep.states: tokens in the entry's state, tokens of the step that are no drafts, then
+// twice a checkpoint: behind how many tokens (0: none), into which block.
+#define HR_STATE_COLUMNS 6
+
+typedef struct {         // a causal convolution of each channel by itself
+  const float* x;        // [N, C]; gated: [N, 3C], b, c and x side by side, and y = c · conv(b · x)
+  int64_t x_stride;
+  const float* taps;     // [taps, C]
+  const float* bias;     // [C] or null
+  float* y;              // [N, C]
+  int64_t y_stride;
+  float* inputs;         // [blocks, room, C]: the input of position p in row p % room
+  int32_t channels;
+  int32_t count;         // of taps
+  int32_t room;
+  int32_t gated;
+  int32_t silu;          // y = silu(conv)
+  int32_t group;
+} HrConv;
+
+typedef struct {         // the gated delta rule, or a selective state space: of each head a matrix
+  const float* mixed;    // [N, ·]: q, k, v; or x, B, C
+  int64_t mixed_stride;
+  const float* z;        // [N, H · V]
+  int64_t z_stride;
+  const float* b;        // [N, H]; null: a state space
+  int64_t b_stride;
+  const float* a;        // [N, H]; dt
+  int64_t a_stride;
+  const float* decay;    // [H]
+  const float* step;     // [H]
+  const float* skip;     // [H]; null: the delta rule
+  const float* gain;     // [V] of the delta rule's norm; a state space has its norm behind
+  float* y;              // [N, H · V]
+  int64_t y_stride;
+  float* state;          // [blocks, H, K · V]: of a head runs of 32 columns, [K, 32] each
+  float* tail;           // [blocks, drafts, H, K + V + 2]
+  int32_t key_heads;
+  int32_t heads;
+  int32_t key_size;      // K, V: multiples of sixteen
+  int32_t value_size;
+  int32_t drafts;
+  int32_t group;
+  float eps;
+  int32_t tiled;         // heads take key heads in turn; else each has a run of heads
+} HrRecurrence;
+
+typedef struct {         // y = x · act(gate)
+  const float* x;
+  int64_t x_stride;
+  const float* gate;
+  int64_t gate_stride;
+  float* y;              // null: not wanted in fp32
+  int64_t y_stride;
+  HrQuantised q;
+  int32_t size;
+  int32_t activation;
+  int32_t rows;
+  int32_t unused;
+} HrMultiply;
 
 typedef struct {
   const float* up;       // [slots, R, out]: B of every slot, transposed
@@ -375,13 +538,11 @@ typedef struct {         // a step's logits to tokens: one for each of its R row
 
 #define HR_MOST_RANKS 64
 
-struct HrSpan;
-
 typedef struct {         // a value of which each rank has columns, for ranks that share no memory
   uint8_t* data;
   int64_t stride;        // bytes from a row to the next
   const int64_t* bounds; // [ranks + 1]: rank r has a row's bytes from bounds[r] to bounds[r + 1]
-  const struct HrSpan* spans;  // rows of a mixture, up to where its list ends; null: by `rows`
+  const HrSpan* spans;  // rows of a mixture, up to where its list ends; null: by `rows`
   const int32_t* owners; // or null; by expert: a rank has, of all columns, the rows of its own
   int32_t rows;          // HrRows; -1: one
   int32_t together;      // rows that are one: six of codes
@@ -440,7 +601,7 @@ typedef struct {
   HrGroup groups[HR_MAX_GROUPS];
   const int32_t* adapters;      // [N]: LoRA slot of each token, −1: none; null: none at all
   const int64_t* types;         // [N]: token type of each token; null where no table is read by it
-  const int32_t* states;        // [B, HR_STATE_COLUMNS]: see states.h; null: no drafts, nothing kept
+  const int32_t* states;        // [B, HR_STATE_COLUMNS]; null: no drafts, nothing kept
 } HrStep;
 
 typedef struct HrTeam HrTeam;

@@ -17,7 +17,7 @@
 #pragma once
 #include "activations.h"
 #include "rows.h"
-#include "states.h"
+#include "records.h"
 
 namespace {
 
@@ -363,15 +363,6 @@ void op_multiply(const HrMultiply& op, const hr::Work& work) {
       case HR_GELU: multiply_range<HR_GELU>(op, row, from, to); break;
       default: multiply_range<HR_SILU>(op, row, from, to); break;
     }
-  }
-}
-
-void run_states(const HrRecord& record, const hr::Work& work) {
-  switch (record.code) {
-    case HR_OP_CONV: return op_conv(*static_cast<const HrConv*>(record.op), work);
-    case HR_OP_RECURRENCE:
-      return op_recurrence(*static_cast<const HrRecurrence*>(record.op), work);
-    default: return op_multiply(*static_cast<const HrMultiply*>(record.op), work);
   }
 }
 

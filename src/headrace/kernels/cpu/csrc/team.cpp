@@ -150,8 +150,8 @@ struct Team {
   // Behind a meeting that failed the others are not waited for: what is computed is lost.
   Met exchange(const HrRecord& record) const {
     if (record.code == HR_OP_HANDOVER)
-      return hand_over(*static_cast<const HrHandover*>(record.op), step);
-    const auto& op = *static_cast<const HrExchange*>(record.op);
+      return hand_over(op_of<HR_OP_HANDOVER>(record), step);
+    const auto& op = op_of<HR_OP_EXCHANGE>(record);
     const auto sign = static_cast<uint32_t>(op.place + 1) * 2654435761u +
                       static_cast<uint32_t>(step->n) * 40503u + static_cast<uint32_t>(step->r);
     return meet(op, sign, step);

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <vector>
 
-#include "mixture.h"
 #include "ranks.h"
 
 namespace hr {

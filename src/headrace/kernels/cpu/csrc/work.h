@@ -46,6 +46,22 @@ struct Work {
   }
 };
 
+template <int code>
+struct StructOf;
+#define HR_EACH(NAME, CODE, STRUCT) \
+  template <>                       \
+  struct StructOf<CODE> {           \
+    using Type = STRUCT;            \
+  };
+HR_OPS(HR_EACH)
+#undef HR_EACH
+
+// What a record of this code is about.
+template <int code>
+HR_ALWAYS const auto& op_of(const HrRecord& record) {
+  return *static_cast<const typename StructOf<code>::Type*>(record.op);
+}
+
 struct Room {  // bytes of work space
   int64_t each, shared;  // for each thread, and for all of them together
 };

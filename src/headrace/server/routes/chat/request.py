@@ -23,6 +23,7 @@ from .schema import ChatBody, Message
 from .sounds import PART, with_sounds
 
 if TYPE_CHECKING:
+    from ....dist.payloads import SealedInput
     from ....engine.clients.face import OutputStream
     from ...service import Service
 
@@ -60,6 +61,8 @@ class Chat:
         self.retained: tuple[Retained, ...] = ()
         self.inputs: list[InputSpan] = []
         """Sounds of the prompt."""
+        self.held: list[SealedInput] = []
+        """Memory of the sounds, which goes with the request."""
 
     def sampling(self) -> SamplingParams:
         body = self.body
@@ -133,15 +136,15 @@ class Chat:
             counts=counts,
         )
         self.prompt = body.cut(self.prompt, self.service.engine.max_context - (body.limit or 1))
-        if self.service.listener is not None:
-            self.prompt, self.inputs = await with_sounds(
-                self.service, self.service.listener, body.messages, self.prompt
+        if self.service.sounds is not None:
+            self.prompt, self.inputs, self.held = await with_sounds(
+                self.service, body.messages, self.prompt, counts=counts
             )
         if body.echo and final:
             self.echoed = open_end(_plain_messages(body.messages[-1:]))
 
     def _messages(self) -> list[Mapping[str, Any]]:
-        hears = self.service.listener is not None
+        hears = self.service.sounds is not None
         return self.speech.foreign.cut(_plain_messages(self.body.messages, hears))
 
     async def demand(self) -> None:

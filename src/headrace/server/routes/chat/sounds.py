@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ....base.errors import InvalidRequest, TooLarge
 from ....base.spec import InputSpan
+from ...caller import CALLER
 
 if TYPE_CHECKING:
-    from ....engine.clients.listening import SoundListener
+    from ....dist.payloads import SealedInput
     from ...service import Service
     from .schema import Message
 
@@ -50,28 +51,36 @@ def _data(given: Any, where: str) -> bytes:
 
 
 async def with_sounds(
-    service: Service, listener: SoundListener, messages: list[Message], prompt: list[int]
-) -> tuple[list[int], list[InputSpan]]:
-    """Return the prompt with one token per embedding row of a sound, and the input embeddings.
+    service: Service, messages: list[Message], prompt: list[int], *, counts: bool
+) -> tuple[list[int], list[InputSpan], list[SealedInput]]:
+    """Return the prompt with one token per row of a sound, its inputs, and what holds them: the
+    caller keeps it until the request has ended. `counts`: the prompt is only counted, so nothing
+    has to be held.
 
-    Raises `InvalidRequest`, `TooLarge`, `PackageAbsent`.
+    Raises `InvalidRequest`, `TooLarge`, `Overloaded`, `PackageAbsent`.
     """
-    sounds = sounds_of(messages)
-    if prompt.count(listener.place) != len(sounds):
+    listened = service.sounds
+    assert listened is not None, "the model takes sounds"
+    sounds, place = sounds_of(messages), listened.place
+    if prompt.count(place) != len(sounds):
         raise InvalidRequest(
-            f"the messages have {len(sounds)} sounds, and the prompt has {listener.place!r}, which "
-            f"stands for one, {prompt.count(listener.place)} times",
+            f"the messages have {len(sounds)} sounds, and the prompt has {place!r}, which "
+            f"stands for one, {prompt.count(place)} times",
             param="messages",
         )
     ids: list[int] = []
     spans: list[InputSpan] = []
+    held: list[SealedInput] = []
     after = 0
     for where, data in sounds:
-        samples = await service.decoders.run(listener.decode, data, where)
-        name, rows = await listener.hear(samples)
-        at = prompt.index(listener.place, after)
+        made = await service.decoders.run(listened.read, data, where)
+        source = None
+        if not counts:
+            held.append(listened.payloads.hold(CALLER.get().owner, made.features))
+            source = held[-1].source
+        at = prompt.index(place, after)
         ids += prompt[after:at]
-        spans.append(InputSpan(len(ids), len(rows), "sound", name, rows.tobytes()))
-        ids += [listener.place] * len(rows)
+        spans.append(InputSpan(len(ids), made.rows, "sound", made.digest, source, made.positions))
+        ids += [place] * made.rows
         after = at + 1
-    return ids + prompt[after:], spans
+    return ids + prompt[after:], spans, held

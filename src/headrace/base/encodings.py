@@ -1,0 +1,70 @@
+"""Encodings as both planes see them: an input's handle, and the computation of its rows.
+
+An encoding is the output of an encoder part for one input: rows in place of a prompt's tokens. It
+is named by its tenant and its input's digest, so that all requests of a tenant share it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Source(NamedTuple):
+    """Handle of an array [rows, width] in fp32 in sealed shared memory (`dist.payloads`)."""
+
+    process: int
+    """The process that has it open."""
+    descriptor: int
+    token: bytes
+    """First bytes of the memory: a descriptor may have been closed and used again."""
+    rows: int
+    width: int
+
+
+class EncodingName(NamedTuple):
+    tenant: str
+    """Name of the requests that share it, as `Admission.tenant`."""
+    digest: bytes
+    """`InputSpan.digest`."""
+
+
+class EncodingStart(NamedTuple):
+    """An encoding to begin, once for each time that its computation begins."""
+
+    slot: int
+    """Its number in the worker, and its row among the entries of its part."""
+    name: EncodingName
+    source: Source
+    units: int
+    """Size of the input in units of its encoder: positions."""
+
+
+class EncoderShape(NamedTuple):
+    """An encoder part as the control plane sees it."""
+
+    slices: int
+    """Parts of an encoding that a step can compute, one after the other: layers."""
+    width: int
+    """Numbers of a row of an encoding, in fp32."""
+    bound: int
+    """Most bytes of encodings, those that are being computed included."""
+
+    def size(self, rows: int) -> int:
+        """Return the bytes of an encoding of `rows`."""
+        return 4 * self.width * rows
+
+
+class EncodingStats(NamedTuple):
+    """Counts since the start, and the state after a step."""
+
+    computed: int = 0
+    """Encodings that were computed."""
+    shared: int = 0
+    """Uses of one that another request had computed or was waiting for."""
+    failed: int = 0
+    waiting: int = 0
+    """Encodings that are wanted and not complete."""
+    bytes: int = 0
+    """Bytes of those that are reserved or kept."""
+    seconds: float = 0.0
+    """Time of their slices."""

@@ -1,0 +1,25 @@
+"""Slices of a part's graph: places at which a run may stop, to go on in another step."""
+
+from __future__ import annotations
+
+from .graph import Graph
+
+
+def slices(graph: Graph) -> tuple[int, ...]:
+    """Return the first node of each slice, then the number of nodes.
+
+    There is one slice for each layer, and one for the nodes before the first. A run stops only
+    where later nodes read one value alone, so that little is kept.
+    """
+    nodes = graph.nodes
+    last = {value: max(graph.readers(value), default=-1) for node in nodes for value in node.out}
+    last |= dict.fromkeys(graph.outputs.values(), len(nodes))
+    kept, narrow = set(graph.inputs), [0]
+    for index, node in enumerate(nodes):
+        kept.update(node.out)
+        kept = {value for value in kept if last.get(value, -1) > index}
+        if len(kept) == 1:
+            narrow.append(index + 1)
+    attends = [index for index, node in enumerate(nodes) if node.kind == "attend"]
+    firsts = {max(at for at in narrow if at <= index) for index in attends}
+    return (*sorted(firsts | {0}), len(nodes))

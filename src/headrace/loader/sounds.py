@@ -1,0 +1,67 @@
+"""A language model's encoder of sounds in its folder, and its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..base.errors import HeadraceError, ModelFileError
+from ..base.modelfiles import ModelFiles
+from ..models.sounds import JOINT, KIND, TOWER, SoundArch, describe_sounds, sound_arch
+from .jsonfile import read_json
+from .safetensors_file import StoredTensor, read_header
+from .weight_source import Named
+
+
+def open_sounds(files: ModelFiles) -> SoundArch | None:
+    """Return the encoder of sounds of an open model, checked against its tensors; None if the model
+    has none. Raises `ModelFileError`, `UnsupportedModel`."""
+    if files.format == "gguf":
+        return None
+    try:
+        config = read_json(files.path / "config.json")
+    except (HeadraceError, OSError):
+        return None
+    if config.get("model_type") != KIND:
+        return None
+    sound = sound_arch(config, files.arch.hidden)
+    there = _tensors(files)
+    for name, shape in describe_sounds(sound).tensors().items():
+        if _absent(name):
+            continue
+        stem = name.removesuffix(".weight")
+        if stem.endswith((".conv1", ".conv2")):
+            shape = (shape[0], shape[1] // 3, 3)
+        found = there.get(name)
+        if found is None or tuple(found.shape) != shape:
+            raise ModelFileError(f"{name} is missing, or is not of shape {list(shape)}")
+    return sound
+
+
+def sound_weights(files: ModelFiles, sound: SoundArch) -> Iterator[tuple[str, Named]]:
+    """Yield (name, weight) of every tensor of the encoder's graph."""
+    for name, stored in _tensors(files).items():
+        if name.endswith((".conv1.weight", ".conv2.weight")):
+            # Kernels [out, in, 3] as products with three rows side by side.
+            kernel = stored.read().transpose(0, 2, 1)
+            yield name, np.ascontiguousarray(kernel.reshape(len(kernel), -1))
+        else:
+            yield name, stored
+    for layer in range(sound.arch.layers):
+        name = f"{TOWER}.layers.{layer}.self_attn.k_proj.bias"
+        yield name, np.zeros(sound.arch.hidden, np.float32)
+
+
+def _tensors(files: ModelFiles) -> dict[str, StoredTensor]:
+    found: dict[str, StoredTensor] = {}
+    for path in files.weights:
+        for name, stored in read_header(path).items():
+            if name.startswith((f"{TOWER}.", f"{JOINT}.")):
+                found[name] = stored
+    return found
+
+
+def _absent(name: str) -> bool:
+    """Return whether the graph has a vector that files lack: keys have no bias."""
+    return name.endswith(".k_proj.bias")

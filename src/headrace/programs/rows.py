@@ -1,0 +1,94 @@
+"""Rows of a program: which dimension counts them, and how they are joined and split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .inspection import StateTensor
+from .onnx import Port
+
+Array = npt.NDArray[Any]
+Feed = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class RowAxes:
+    """Dimension of each input and output that counts rows; None for what rows must share."""
+
+    inputs: dict[str, int | None]
+    outputs: dict[str, int]
+
+    @classmethod
+    def of(
+        cls, inputs: Sequence[Port], outputs: Sequence[Port], states: Sequence[StateTensor]
+    ) -> RowAxes | str:
+        """Find the dimensions: of a state the free one, else the first if it is free."""
+        kept = {name: one.axis for one in states for name in (one.input, one.output)}
+
+        def axis(port: Port) -> int | None:
+            first = port.dims[0] if port.dims else 1
+            return kept.get(port.name, None if isinstance(first, int) else 0)
+
+        taken, given = ({port.name: axis(port) for port in ports} for ports in (inputs, outputs))
+        if all(one is None for one in taken.values()):
+            return "every input has a fixed first dimension: one row"
+        for name, at in given.items():
+            if at is None:
+                return f"output {name} has no dimension that counts rows"
+        return cls(taken, {name: at for name, at in given.items() if at is not None})
+
+    def shared_alike(self, feeds: Sequence[Feed]) -> bool:
+        """Whether the inputs without rows are equal bit for bit."""
+        shared = [name for name, axis in self.inputs.items() if axis is None]
+        return all(
+            one[name].tobytes() == feeds[0][name].tobytes() for name in shared for one in feeds
+        )
+
+
+def join(feeds: Sequence[Feed], rows: RowAxes) -> dict[str, Array]:
+    """Put rows behind each other; inputs without rows are the first one's."""
+    return {
+        name: feeds[0][name] if axis is None else np.concatenate([one[name] for one in feeds], axis)
+        for name, axis in rows.inputs.items()
+    }
+
+
+def split(outputs: Feed, rows: RowAxes, count: int) -> list[dict[str, Array]] | str:
+    """Take outputs apart, or tell why they cannot be."""
+    parts: list[dict[str, Array]] = [{} for _ in range(count)]
+    for name, value in outputs.items():
+        axis = rows.outputs[name]
+        if value.ndim <= axis or value.shape[axis] % count or not value.shape[axis]:
+            return f"output {name} is {list(value.shape)} for {count} rows"
+        for part, one in zip(parts, np.split(value, count, axis), strict=True):
+            part[name] = one
+    return parts
+
+
+def varied(inputs: Feed, rows: RowAxes, seed: int) -> dict[str, Array]:
+    """Return inputs of the same form with the sample's own values in another order; seed 0: as
+    they are."""
+    draw = np.random.default_rng(seed)
+    moved = [name for name, axis in rows.inputs.items() if seed and axis is not None]
+    others = {
+        name: draw.permuted(inputs[name].ravel()).reshape(inputs[name].shape) for name in moved
+    }
+    return {**inputs, **others}
+
+
+def differs(alone: Feed, together: Feed) -> str:
+    """Name the output whose bits differ, and by how much; empty if none does."""
+    for name, value in alone.items():
+        other = together[name]
+        if value.shape != other.shape:
+            return f"output {name} is {list(other.shape)} instead of {list(value.shape)}"
+        if value.tobytes() != other.tobytes():
+            with np.errstate(invalid="ignore"):
+                most = np.abs(value.astype(np.float64) - other.astype(np.float64)).max()
+            return f"output {name} differs by {most:.1e}"
+    return ""

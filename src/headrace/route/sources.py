@@ -1,0 +1,178 @@
+"""Sources of replicas: names of DNS and services of Kubernetes, asked again and again.
+
+A source tells the whole list of its addresses whenever it changes. As long as it cannot be asked,
+the last list stays: servers that answer their probes are not lost with a resolver. What it answers
+is not trusted: addresses are parsed and bounded, and those that can be no server are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from ..base.errors import OptionError
+from ..base.extras import needed
+
+log = logging.getLogger("headrace.route")
+
+MOST_SERVERS = 1024
+"""Replicas of one gateway that sources may name; further ones are left out."""
+RESOLVE_SECONDS = 5.0
+"""Seconds between two questions for a name."""
+ABSENCES = 3
+"""Answers in a row that lack an address before it leaves: some resolvers tell a few of many."""
+LOOKUP_SECONDS = 5.0
+"""Seconds in which SRV records must have been told."""
+NOWHERE = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
+"""Errors of the resolver which mean that a name has no address, and not that nobody knows."""
+_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_NAMED = re.compile(r"dns://(?P<host>[^/:@\s]+):(?P<port>\d{1,5})/?")
+_SERVICE = re.compile(r"srv://(?P<host>[^/:@\s]+)/?")
+
+Found = Callable[[Sequence[str]], None]
+Lookup = Callable[[], Awaitable[list[str]]]
+
+
+class Source(Protocol):
+    """A source of replicas that may come and go."""
+
+    name: str
+    """The source as it was written."""
+    problem: str
+    """Reason why it cannot be asked now; empty if it can."""
+
+    async def watch(self, found: Found) -> None:
+        """Call `found` with all its addresses (URLs) whenever they may have changed; never end."""
+
+
+class Unresolved(Exception):
+    """Failure: nobody could say which addresses a name has."""
+
+
+class Names:
+    """A name in DNS, by its addresses (`dns://`) or its SRV records (`srv://`)."""
+
+    def __init__(self, name: str, lookup: Lookup) -> None:
+        """Create the source. `lookup`: returns the URLs now, awaited; raises `Unresolved`."""
+        self.name, self.problem = name, ""
+        self._lookup = lookup
+        self._absent: dict[str, int] = {}
+        """Address → answers in a row that lacked it."""
+
+    async def watch(self, found: Found) -> None:
+        while True:
+            try:
+                urls = await self._lookup()
+            except Unresolved as error:
+                note(self, str(error))
+            else:
+                note(self, "" if urls else "the name has no address")
+                found(self._settled(urls))
+            await asyncio.sleep(RESOLVE_SECONDS)
+
+    def _settled(self, urls: Iterable[str]) -> list[str]:
+        """Return these addresses and those that were told shortly before."""
+        told = dict.fromkeys(urls)
+        absent = {
+            url: answers + 1
+            for url, answers in self._absent.items()
+            if url not in told and answers + 1 < ABSENCES
+        }
+        self._absent = dict(list((dict.fromkeys(told, 0) | absent).items())[:MOST_SERVERS])
+        return list(self._absent)
+
+
+def note(source: Source, problem: str) -> None:
+    """Remember a source's problem; log it when it begins or ends."""
+    if problem != source.problem:
+        said = {"source": source.name, "problem": problem or "none"}
+        log.warning("the state of a source of servers changed", extra=said)
+    source.problem = problem
+
+
+def usable(address: str) -> str | None:
+    """Return an address as a host in a URL; None if it is none, or can be no server's."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return None
+    if found.is_unspecified or found.is_multicast or found.is_link_local:
+        return None
+    return f"[{found}]" if found.version == 6 else str(found)
+
+
+def addresses(host: str, port: int) -> Lookup:
+    """Return a lookup of a name's addresses, by this machine's resolver."""
+
+    async def lookup() -> list[str]:
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            if error.errno in NOWHERE:
+                return []
+            raise Unresolved(error.strerror or "the resolver does not answer") from None
+        except (OSError, UnicodeError) as error:
+            raise Unresolved(f"{error}") from None
+        hosts = sorted({str(one[4][0]) for one in found})
+        return [f"http://{name}:{port}" for one in hosts if (name := usable(one))]
+
+    return lookup
+
+
+def system_resolver() -> Any:
+    """Return a resolver with this machine's name servers. Raises `PackageAbsent` and
+    `OptionError`."""
+    library = needed("dns.asyncresolver", "srv:// servers", "discovery", param="servers")
+    try:
+        return library.Resolver()
+    except Exception as error:  # noqa: BLE001 - the library's own, for a file that it cannot read
+        raise OptionError(f"srv:// needs name servers: {error}", param="servers") from None
+
+
+def records(host: str) -> Lookup:
+    """Return a lookup of the SRV records of a name: the targets with the lowest priority number.
+
+    Weights are not used: load decides. Raises `PackageAbsent`.
+    """
+    resolver = system_resolver()
+    known = needed("dns.resolver", "srv:// servers", "discovery", param="servers")
+    exception = needed("dns.exception", "srv:// servers", "discovery", param="servers")
+
+    async def lookup() -> list[str]:
+        try:
+            answer = await resolver.resolve(host, "SRV", lifetime=LOOKUP_SECONDS, search=True)
+        except (known.NXDOMAIN, known.NoAnswer):
+            return []
+        except (exception.DNSException, OSError, ValueError) as error:
+            raise Unresolved(type(error).__name__) from None
+        least = min((one.priority for one in answer), default=0)
+        found = set()
+        for one in answer:
+            target = one.target.to_text(omit_final_dot=True)
+            if one.priority == least and one.port and _HOST.fullmatch(target):
+                found.add(f"http://{target}:{one.port}")
+        return sorted(found)
+
+    return lookup
+
+
+def dns_source(text: str) -> Names | None:
+    """Return the source of `dns://NAME:PORT` or `srv://NAME`, and None for other words. Raises
+    `OptionError` and `PackageAbsent`."""
+    if text.startswith("dns://"):
+        found = _NAMED.fullmatch(text)
+        if not found or not _HOST.fullmatch(found["host"]) or not 0 < int(found["port"]) < 65536:
+            raise OptionError(f"{text[:100]!r} is not dns://NAME:PORT", param="servers")
+        return Names(text, addresses(found["host"], int(found["port"])))
+    if text.startswith("srv://"):
+        found = _SERVICE.fullmatch(text)
+        if not found or not _HOST.fullmatch(found["host"]):
+            raise OptionError(f"{text[:100]!r} is not srv://_SERVICE._tcp.NAME", param="servers")
+        return Names(text, records(found["host"]))
+    return None

@@ -1,0 +1,153 @@
+"""What the gateway says of itself at `/`: JSON, and a page for browsers that renews itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ..base.version import VERSION
+from ..obs.tasks import ended
+from ..roofline.page import charts, page, table
+from ..roofline.plot import Chart, Series
+from .asked import ROUTED
+from .meters import Buckets, joined, quantile
+
+if TYPE_CHECKING:
+    from .gateway import Gateway
+    from .replica import Replica
+
+KIND = b"text/html; charset=utf-8"
+RENEWED = 5
+"""Seconds after which a browser asks again."""
+SAFE = (
+    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
+     b"form-action 'none'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+    (b"refresh", b"%d" % RENEWED),
+)  # fmt: skip
+MOST_ROWS = 200
+"""Rows of a table; the page reports the number of further ones."""
+SERVERS = ("server", "state", "open", "load", "requests", "lost", "moved here", "4xx", "5xx",
+           "models")  # fmt: skip
+SHARES = (0.5, 0.95, 0.99)
+DRAWN = {
+    "first_part": "Seconds to the first part of an answer",
+    "answer": "Seconds to the end of an answer",
+    "pause": "Longest pause within an answer, seconds",
+}
+"""Histograms that are drawn, with their titles."""
+
+
+def described(gateway: Gateway, shown: bool) -> dict[str, Any]:
+    """Describe the gateway; `shown`: with its replicas and sources."""
+    about: dict[str, Any] = {
+        "object": "gateway",
+        "message": "a gateway before servers that speak OpenAI's interface",
+        "version": VERSION,
+        "status": "ready" if gateway.ready else "not ready",
+        "routes": [f"{method} {path}" for path, method in ROUTED.items()],
+    }
+    if shown:
+        about["replicas"] = [
+            {
+                "url": one.url,
+                "state": one.state,
+                "outstanding": one.outstanding,
+                "reports_its_cache": one.tells,
+                "only_prompts": one.prefills,
+                "models": list(one.models),
+            }
+            for one in gateway.replicas
+        ]
+        about["sources"] = [{"source": one.name, "problem": one.problem} for one in gateway.sources]
+        about["problems"] = ended(gateway.tasks.down)
+    return about
+
+
+def page_of(gateway: Gateway) -> bytes:
+    """Build the page: servers, sources, models, errors, latencies."""
+    replicas = gateway.replicas
+    ready = sum(one.may_be_chosen for one in replicas)
+    state = "draining" if gateway.draining else "ready" if gateway.ready else "not ready"
+    cards = [
+        (state, "gateway"),
+        (f"{ready} of {len(replicas)}", "servers ready"),
+        (f"{sum(one.outstanding for one in replicas)}", "open requests"),
+        (f"{len({name for one in replicas for name in one.models})}", "models"),
+    ]
+    body = "".join(
+        f'<div class="card"><b>{value}</b><span>{of}</span></div>' for value, of in cards
+    )
+    body = f'<div class="cards">{body}</div>'
+    if down := ended(gateway.tasks.down):
+        body += _left(["what does not run"], [[down]])
+    counts = gateway.times.counts()
+    body += "<h2>Servers</h2>" + _bounded(
+        SERVERS, [_row(one, counts.get(one.url, {})) for one in replicas]
+    )
+    if gateway.sources:
+        rows = [[one.name, one.problem or "answers"] for one in gateway.sources]
+        body += "<h2>Sources</h2>" + _left(["source", "state"], rows)
+    body += _latencies(gateway)
+    return page("Headrace route", f"version {VERSION}, renewed every {RENEWED} s", body).encode()
+
+
+def _row(one: Replica, counts: dict[str, float]) -> list[str]:
+    figures = [f"{counts.get(name, 0):.0f}" for name in SERVERS_COUNTED]
+    load = f"{one.load}" if one.tells else ""
+    return [one.url, one.state, f"{one.outstanding}", load, *figures, ", ".join(one.models)]
+
+
+SERVERS_COUNTED = "requests", "lost", "migrations", "4xx", "5xx"
+"""Counters in the columns of `SERVERS`."""
+
+
+def _latencies(gateway: Gateway) -> str:
+    """Draw the histograms of all servers, and list the quantiles of each."""
+    found = {what: gateway.times.times(what) for what in DRAWN}
+    drawn = []
+    for what, title in DRAWN.items():
+        if (all_of := joined(list(found[what].values()))) and all_of[-1][1]:
+            drawn.append(_histogram(title, all_of))
+    if not drawn:
+        return ""
+    rows = []
+    for one in gateway.replicas:
+        cells = [
+            _shown(quantile(found[what].get(one.url, []), share))
+            for what in DRAWN
+            for share in SHARES
+        ]
+        if any(cells):
+            rows.append([one.url, *cells])
+    names = [f"{what.replace('_', ' ')} p{share * 100:.0f}" for what in DRAWN for share in SHARES]
+    return "<h2>Latencies</h2>" + charts(drawn) + _bounded(("server", *names), rows)
+
+
+def _histogram(title: str, buckets: Buckets) -> Chart:
+    counts = [0.0, *(up_to for _, up_to in buckets)]
+    inside = [after - before for before, after in pairwise(counts)]
+    xs = [float(place) for place in range(1, len(buckets) + 1)]
+    names = [_shown(bound) for bound, _ in buckets]
+    series = Series("answers", xs, inside, mark="bars")
+    return Chart(title, "up to, seconds", "answers", [series], names=names)
+
+
+def _shown(seconds: float | None) -> str:
+    """Format a bucket's bound; the last bucket has none."""
+    if seconds is None:
+        return ""
+    return "more" if seconds == float("inf") else f"{seconds:g}"
+
+
+def _bounded(header: tuple[str, ...], rows: list[list[str]]) -> str:
+    more = len(rows) - MOST_ROWS
+    return _left(header, rows[:MOST_ROWS]) + (f"<p>and {more} more</p>" if more > 0 else "")
+
+
+def _left(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table whose cells are text."""
+    return table(header, rows).replace("<table>", '<table class="left">', 1)

@@ -1,0 +1,121 @@
+"""`headrace programs`: what it shows of a file, what it runs, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="the package onnx is not installed")
+pytest.importorskip("onnxruntime", reason="needs the extra programs: onnxruntime")
+
+
+@pytest.fixture
+def detector(tmp_path: Path) -> Path:
+    """y = x w, counted = x + state, and noise."""
+    make, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    weights = onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32) * 2, "w")
+    graph = onnx.helper.make_graph(
+        [
+            make("MatMul", ["x", "w"], ["y"]),
+            make("Add", ["x", "state"], ["stateN"]),
+            make("RandomNormalLike", ["x"], ["noise"]),
+        ],
+        "g",
+        [value("x", 1, ["batch", 3]), value("state", 1, ["batch", 3])],
+        [value(name, 1, ["batch", 3]) for name in ("y", "stateN", "noise")],
+        [weights],
+    )
+    opset = [onnx.helper.make_opsetid("", 17)]
+    path = tmp_path / "detector.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+    return path
+
+
+def test_what_a_file_is_and_costs(run: Any, detector: Path) -> None:
+    done = run("programs", "inspect", str(detector), "--input", "x=random:1x3", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["inputs"] == ["x float32 [batch, 3]", "state float32 [batch, 3]"]
+    assert report["operators"] == "MatMul ×1, Add ×1, RandomNormalLike ×1"
+    assert report["weights"] == "36 bytes"
+    assert report["states"] == ["state ← stateN"]
+    assert report["random"] == ["RandomNormalLike : from the seed"]
+    assert report["4 rows"] == "one by one, it draws numbers, and each row has its own seed"
+    assert report["run"].endswith("ms for x [1, 3], state [1, 3]")
+    text = run("programs", "inspect", str(detector)).stdout
+    assert "states        state ← stateN\n" in text
+
+
+def test_a_run_prints_or_writes_its_outputs(run: Any, detector: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([[1, 2, 3]], np.float32))
+    given = ("programs", "run", str(detector), "--input", f"x=@{tmp_path}/x.npy", "--seed", "4")
+    first, again = (json.loads(run(*given).stdout)["outputs"] for _ in range(2))
+    assert first == again
+    assert first["y"] == {"datatype": "float32", "shape": [1, 3], "data": [2.0, 4.0, 6.0]}
+    assert first["stateN"]["data"] == [1.0, 2.0, 3.0]
+    done = run(*given, "--output", str(tmp_path / "out.npz"))
+    assert done.stdout.strip() == f"{tmp_path}/out.npz: y, stateN, noise"
+    with np.load(tmp_path / "out.npz") as found:
+        assert found["y"].tolist() == [[2, 4, 6]]
+        assert found["noise"].reshape(-1).tolist() == first["noise"]["data"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--input", "q=random"),
+            "--input q=random; allowed is name=VALUE with a name of: x, state",
+        ),
+        (("--input", "x"), "allowed is name=VALUE"),
+        (("--input", "x=[[1,2]]"), "input x has the shape [1, 2]; it takes x float32 [batch, 3]"),
+        (("--input", "x=nonsense"), "allowed are @FILE.npy, a JSON number or list of float32"),
+        (("--input", "x=random:99999999x9999"), "has more than 1.07 GB"),
+        (("--input", "x=@absent.npy"), "absent.npy is no .npy file: No such file"),
+        (("--memory", "0.001", "--input", "x=random:900000x3"), "cannot run on these inputs"),
+        (("--output", "/no/such/folder/o.npz"), "o.npz cannot be written: No such file"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    run: Any, detector: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = run("programs", "run", str(detector), *arguments)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_other_files_are_refused_by_name(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    path.write_bytes(b"\x80\x04K\x01.")
+    done = run("programs", "inspect", str(path))
+    assert done.returncode == 3
+    assert done.stderr == (
+        "error: m.pt is a pickle, which runs code as it is read, and is not loaded; a program is "
+        "an ONNX file\n"
+    )
+    done = run("programs", "run", "ocr-pp-v4/rex.onnx")
+    assert "did you mean rec.onnx?; it has: ocr-pp-v4/det.onnx" in done.stderr
+    done = run("generate", "joe", "hello")
+    assert "joe is a program: headrace programs" in done.stderr
+
+
+def test_without_the_extra_a_file_is_still_inspected(
+    detector: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.cli import programs
+    from headrace.programs import library
+
+    library.library.cache_clear()
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    programs.inspect(str(detector), as_json=True)
+    report = json.loads(capsys.readouterr().out)
+    assert report["weights"] == "36 bytes"
+    assert report["not measured"].startswith("programs need onnxruntime, which is not installed")
+    library.library.cache_clear()

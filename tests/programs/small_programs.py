@@ -1,0 +1,69 @@
+"""Small ONNX graphs, made by the `onnx` package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="the package onnx is not installed")
+pytest.importorskip("onnxruntime", reason="needs the extra programs: onnxruntime")
+
+helper = onnx.helper
+FLOAT, INT64, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.BOOL
+Dims = Sequence[int | str | None] | None
+
+
+def port(name: str, dims: Dims, kind: int = FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, kind, dims)
+
+
+def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Any:
+    name = f"{op} of {outputs}"
+    return helper.make_node(op, inputs.split(), outputs.split(), name=name, **attributes)
+
+
+def stored(name: str, value: Any) -> Any:
+    return onnx.numpy_helper.from_array(np.asarray(value), name)
+
+
+def model(
+    nodes: Sequence[Any],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    tensors: Sequence[Any] = (),
+    *,
+    opset: int = 17,
+    domains: Sequence[str] = (),
+    functions: Sequence[Any] = (),
+) -> bytes:
+    graph = helper.make_graph(nodes, "g", inputs, outputs, list(tensors))
+    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(one, 1) for one in domains)]
+    made = helper.make_model(
+        graph, opset_imports=imports, ir_version=9, functions=list(functions), producer_name="tests"
+    )
+    return bytes(made.SerializeToString())
+
+
+def double(*dims: int | str | None) -> bytes:
+    """y = 2 x."""
+    return model(
+        [node("Mul", "x two", "y")],
+        [port("x", dims)],
+        [port("y", dims)],
+        [stored("two", np.float32(2))],
+    )
+
+
+def endless() -> bytes:
+    """A loop that goes on while its input `go` is true."""
+    body = helper.make_graph(
+        [node("Identity", "c", "c2"), node("Identity", "v", "v2")],
+        "body",
+        [port("i", [], INT64), port("c", [], BOOL), port("v", [1])],
+        [port("c2", [], BOOL), port("v2", [1])],
+    )
+    loop = helper.make_node("Loop", ["", "go", "x"], ["y"], body=body)
+    return model([loop], [port("x", [1]), port("go", [], BOOL)], [port("y", [1])])

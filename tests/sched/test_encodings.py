@@ -1,0 +1,319 @@
+"""Shared encodings beside text: what must hold whatever comes, fails and leaves."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from control_plane_harness import VOCAB, Driver, driver, pool_of, request_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.base.encodings import EncoderShape, EncodingName, Source
+from headrace.base.errors import ContextOverflow, InvalidRequest, Overloaded
+from headrace.base.request import Request
+from headrace.base.spec import InputSpan
+from headrace.sched import Limits
+from headrace.sched.price import ALL_TOKENS, FEWEST, MixedPrices
+
+EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "100"))
+SHAPE = EncoderShape(slices=5, width=1, bound=4 * 40)
+"""Forty rows of one number."""
+
+
+def with_inputs(request: Request, *spans: tuple[int, int, bytes], handle: int = 0) -> Request:
+    """The request with inputs (first, length, digest), whose handles say what they hold."""
+    made = []
+    for first, length, digest in spans:
+        name = EncodingName(request.tenant, digest)
+        source = Source(handle, 0, repr(name).encode(), 1, 1)
+        made.append(InputSpan(first, length, "sound", digest, source, units=length))
+    request.spec = replace(request.spec, inputs=tuple(made))
+    return request
+
+
+def encoding_driver(shape: EncoderShape = SHAPE, **bounds: int) -> Driver:
+    limits = Limits(
+        bounds.get("rows", 8), bounds.get("step_tokens", 64), 64, 100, depth=bounds.get("depth", 1)
+    )
+    return Driver(limits, pool_of((None, 64)), encoder=shape)
+
+
+def starts(d: Driver) -> list[bytes]:
+    return [one.name.digest for plan in d.plans for one in plan.encodings]
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    rows=st.integers(1, 6),
+    step_tokens=st.integers(1, 40),
+    depth=st.sampled_from([1, 2]),
+    blocks=st.integers(8, 40),
+    slices=st.integers(1, 6),
+    failures=st.sampled_from([(0.0, 0.0), (0.2, 0.0), (0.0, 0.3), (0.2, 0.2)]),
+    policy=st.sampled_from(["fcfs", "priority"]),
+)
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_request_gets_its_answer(
+    seed: int,
+    rows: int,
+    step_tokens: int,
+    depth: int,
+    blocks: int,
+    slices: int,
+    failures: tuple[float, float],
+    policy: str,
+) -> None:
+    """The worker of the harness asserts that nothing is computed twice or read before it is
+    complete, and that a row reads its own tenant's; the scheduler's checks count the bytes."""
+    limits = Limits(rows, step_tokens, 60, 100, policy, depth)  # type: ignore[arg-type]
+    shape = SHAPE._replace(slices=slices)
+    d = Driver(limits, pool_of((None, blocks)), seed=seed, encoder=shape)
+    steps, d.worker.fails_items = failures
+    rng = random.Random(seed)
+    for number in range(rng.randint(1, 40)):
+        action = rng.random()
+        if action < 0.5:
+            prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(2, 30))]
+            salt = rng.choice(["", "other"])
+            request = request_of(
+                f"r{number}",
+                prompt,
+                max_tokens=rng.choice([1, 3, 9]),
+                n=rng.choice([1, 1, 3]),
+                priority=rng.choice([0, 5]),
+                cache_salt=salt,
+            )
+            with_inputs(request, *spans_of(rng, len(prompt)), handle=number % 3)
+            try:
+                d.add(request)
+            except (Overloaded, ContextOverflow, InvalidRequest):
+                continue
+        elif action < 0.6 and d.requests:
+            d.abort(rng.choice(list(d.requests)))
+        elif action < 0.8:
+            if len(d.flying) < depth:
+                d.submit(fails=rng.random() < steps)
+        elif d.flying:
+            d.receive()
+    d.worker.fails_items = 0.0
+    d.run()
+    d.check_answers()
+    stats = d.scheduler.stats().encodings
+    assert stats is not None
+    assert stats.waiting == 0
+    assert stats.bytes <= shape.bound
+
+
+def spans_of(rng: random.Random, length: int) -> list[tuple[int, int, bytes]]:
+    """Up to three inputs one after the other; equal names have equal lengths."""
+    found, at = [], rng.randint(0, 3)
+    for _ in range(rng.randint(0, 3)):
+        size = rng.randint(1, 6)
+        if at + size >= length:
+            break
+        found.append((at, size, f"{rng.choice('abc')}{size}".encode()))
+        at += size + rng.randint(0, 4)
+    return found
+
+
+def test_two_requests_share_one_encoding_and_two_tenants_do_not() -> None:
+    d = encoding_driver()
+    for name, salt in (("a", ""), ("b", ""), ("c", "other")):
+        request = request_of(name, [1] * 12 + [len(name)], cache_salt=salt)
+        d.add(with_inputs(request, (2, 8, b"sound")))
+    d.run()
+    d.check_answers()
+    tenants = [one.name.tenant for plan in d.plans for one in plan.encodings]
+    assert len(tenants) == len(set(tenants)) == 2
+    stats = d.scheduler.stats().encodings
+    assert stats is not None
+    assert (stats.computed, stats.shared, stats.bytes) == (2, 1, 4 * 16)
+
+
+def test_text_before_an_input_is_computed_while_it_is_encoded() -> None:
+    d = encoding_driver(EncoderShape(3, 1, 4 * 600))
+    d.add(request_of("text", [3] * 4, max_tokens=20))
+    d.step()
+    d.add(with_inputs(request_of("sound", [1] * 40, max_tokens=1), (10, 25, b"sound")))
+    d.run()
+    d.check_answers()
+    first = next(plan for plan in d.plans if plan.encodings)
+    assert first.counts[: first.texts] == [1, 10], "up to the span"
+    assert [plan.counts[-1] for plan in d.plans if plan.parts] == [1, 1, 1], "slice by slice"
+    own = [plan.texts for plan in d.plans if plan.parts]
+    assert own == [2, 1, 1], "text decodes in every step"
+
+
+def test_a_prompt_that_is_in_the_index_wants_no_encoding() -> None:
+    d = encoding_driver(EncoderShape(3, 1, 4 * 20))
+    prompt = list(range(1, 31))
+    d.add(with_inputs(request_of("a", prompt, max_tokens=1), (4, 12, b"one")))
+    d.run()
+    d.add(with_inputs(request_of("b", [9] * 20, max_tokens=1), (1, 18, b"two")))
+    d.run()
+    assert starts(d) == [b"one", b"two"]
+    d.add(with_inputs(request_of("c", [*prompt, 5], max_tokens=1), (4, 12, b"one")))
+    d.run()
+    assert starts(d) == [b"one", b"two"], "its keys and values are there"
+    d.check_answers()
+
+
+def test_an_encoding_without_readers_is_kept_until_others_need_its_room() -> None:
+    d = encoding_driver()
+    for turn, digest in enumerate((b"a", b"b", b"a", b"c", b"a")):
+        request = request_of(f"r{turn}", [turn + 1] + [5] * 25, max_tokens=1)
+        d.add(with_inputs(request, (2, 15, digest)))
+        d.run()
+    assert starts(d) == [b"a", b"b", b"c"], "the one that was read longest ago goes"
+    stats = d.scheduler.stats().encodings
+    assert stats is not None
+    assert stats.bytes == 4 * 30
+    d.check_answers()
+
+
+def test_who_finds_no_room_goes_before_later_ones_that_need_some() -> None:
+    """Two requests that each need more than half run one after the other, and a stream of small
+    ones does not keep a large one out."""
+    d = encoding_driver(rows=4)
+    for name in ("a", "b"):
+        spans = [(1, 12, f"{name}1".encode()), (14, 12, f"{name}2".encode())]
+        d.add(with_inputs(request_of(name, [len(name)] * 30, max_tokens=2), *spans))
+    for turn in range(60):
+        if d.scheduler.waiting < 3:
+            request = request_of(f"s{turn}", [turn % 40 + 1] * 12, max_tokens=6)
+            d.add(with_inputs(request, (1, 10, f"s{turn}".encode())))
+        d.step()
+    assert ("b", 0) in d.finish
+    d.run()
+    d.check_answers()
+
+
+def test_inputs_that_never_fit_are_refused() -> None:
+    d = encoding_driver()
+    request = with_inputs(request_of("a", [1] * 60), (0, 30, b"a"), (30, 20, b"b"))
+    with pytest.raises(InvalidRequest, match="at most 160"):
+        d.add(request)
+    twice = request_of("b", [1] * 62, max_tokens=1)
+    d.add(with_inputs(twice, (0, 30, b"a"), (30, 30, b"a")))
+    d.run()
+    d.check_answers()
+
+
+def test_inputs_without_a_handle_are_refused() -> None:
+    request = with_inputs(request_of("a", [1] * 20), (0, 8, b"a"))
+    spans = tuple(span._replace(source=None) for span in request.spec.inputs)
+    request.spec = replace(request.spec, inputs=spans)
+    with pytest.raises(InvalidRequest, match="no handle"):
+        encoding_driver().add(request)
+
+
+def test_a_step_that_is_tried_again_ends_no_reader() -> None:
+    d = encoding_driver()
+    d.add(with_inputs(request_of("a", [1] * 20), (0, 8, b"a")))
+    plan = d.scheduler.schedule()
+    assert plan is not None
+    assert d.scheduler.fail(plan, "no memory", again=True) == []
+    d.worker.execute(plan, fails=True)
+    d.run()
+    assert d.finish["a", 0].finish == "length"
+    assert len(starts(d)) == 1, "once more"
+    d.check_answers()
+
+
+def test_readers_end_with_the_step_that_failed_and_others_go_on() -> None:
+    d = encoding_driver()
+    d.add(with_inputs(request_of("a", [1] * 20), (0, 8, b"a")))
+    d.add(with_inputs(request_of("b", [2] * 20), (0, 8, b"a")))
+    d.add(with_inputs(request_of("c", [3] * 20), (0, 8, b"c")))
+    d.submit(fails=True)
+    d.receive()
+    assert {key[0]: one.finish for key, one in d.finish.items()} == {"a": "error", "b": "error"}
+    d.run()
+    assert d.finish["c", 0].finish == "length"
+    d.check_answers()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_another_handle_of_the_same_content_is_tried(depth: int) -> None:
+    """The first reader has left, and its handle with it, before the worker opened it."""
+    d = encoding_driver(depth=depth)
+    d.add(with_inputs(request_of("a", [1] * 20), (0, 8, b"a"), handle=1))
+    d.add(with_inputs(request_of("b", [2] * 20), (0, 8, b"a"), handle=2))
+    d.worker.fails_items = 1.0
+    d.submit()
+    d.worker.fails_items = 0.0
+    d.run()
+    ends = {key[0]: one.finish for key, one in d.finish.items()}
+    assert ends == {"a": "error", "b": "length"}
+    handles = [one.source.process for plan in d.plans for one in plan.encodings]
+    assert handles == [1, 2]
+    d.check_answers()
+
+
+def test_nobody_gives_way_to_who_waits_for_an_encoding() -> None:
+    limits = Limits(2, 64, 64, 100, policy="priority")
+    d = Driver(limits, pool_of((None, 64)), encoder=EncoderShape(5, 1, 4 * 3000))
+    for name in ("a", "b"):
+        d.add(request_of(name, [len(name)] * 4, max_tokens=40, priority=5))
+    d.step()
+    urgent = request_of("urgent", [1] * 60, max_tokens=2, priority=0)
+    d.add(with_inputs(urgent, (0, 55, b"a")))
+    d.run()
+    d.check_answers()
+    assert d.scheduler.stats().preemptions <= 2, "once to begin the encoding, once to run"
+    done = [key[0] for key in d.finish]
+    assert done[0] == "urgent"
+
+
+def test_the_last_reader_takes_an_unfinished_encoding_with_it() -> None:
+    d = encoding_driver(EncoderShape(5, 1, 4 * 3000))
+    d.add(request_of("text", [3] * 4, max_tokens=30))
+    d.step()
+    d.add(with_inputs(request_of("a", [1] * 60), (0, 55, b"a")))
+    d.step()
+    d.step()
+    assert d.scheduler.stats().encodings.bytes == 4 * 55  # type: ignore[union-attr]
+    d.abort("a")
+    d.run()
+    assert d.scheduler.stats().encodings.bytes == 0  # type: ignore[union-attr]
+    assert [one for plan in d.plans for one in plan.dropped] == [0]
+    d.check_answers()
+
+
+def prices(token: float, unit: float) -> MixedPrices:
+    return MixedPrices(lambda tokens: token * tokens, lambda units: unit * units)
+
+
+def test_a_step_has_the_slices_and_the_prompt_that_its_seconds_hold() -> None:
+    known = prices(1e-3, 1e-5)
+    assert known.tokens(0) == ALL_TOKENS, "nobody waits for the next token"
+    assert known.tokens(5) == 20
+    assert known.tokens(500) == FEWEST
+    assert known.slices_that_fit(1000, 32, tokens=10, decodes=10) == 4
+    assert known.slices_that_fit(1000, 32, tokens=0, decodes=0) == 25
+    assert known.slices_that_fit(1000, 3, tokens=0, decodes=0) == 3
+    assert known.slices_that_fit(100_000, 32, tokens=400, decodes=10) == 1
+
+
+def test_prices_follow_the_steps() -> None:
+    known = prices(1e-3, 1e-5)
+    for _ in range(20):
+        known.observe(10, 0.02, 4000, 0.16)
+    assert known.slices_that_fit(1000, 32, tokens=0, decodes=0) == pytest.approx(6, abs=1)
+    assert known.tokens(1) < 20
+
+
+def test_plans_without_inputs_are_those_of_a_model_without_an_encoder() -> None:
+    def played(d: Driver) -> Sequence[object]:
+        for turn in range(30):
+            d.add(request_of(f"r{turn}", [turn % 7 + 1] * (turn % 20 + 1), max_tokens=9))
+            d.step()
+        d.run()
+        return d.plans
+
+    plain = driver(rows=8, step_tokens=64)
+    assert played(encoding_driver()) == played(plain)
