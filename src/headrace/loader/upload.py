@@ -87,7 +87,7 @@ class Upload:
             self._waits[turn] = self._link.send(target[first : first + len(part)], buffer)
         return made
 
-    def _fill(self, buffer: np.ndarray, part: np.ndarray) -> None:  # type: ignore[type-arg]
+    def _fill(self, buffer: Array, part: Array) -> None:
         step = max(LEAST, -(-len(part) // THREADS))
         places = [slice(first, first + step) for first in range(0, len(part), step)]
         # numpy lets other threads run while it copies.

@@ -246,7 +246,7 @@ class Scheduler:
         flight = self._land(plan)
         assert len(result.tokens) == len(plan.rows), "the result is not of this plan"
         self.kv.settle(plan.number)
-        number, decodes, failures = plan.number, flight.decodes, result.failures
+        number, decodes = plan.number, flight.decodes
         only, drafting = decodes == len(plan.rows), 0.0
         if result.drafting is not None:
             drafting = result.drafting.seconds
@@ -264,8 +264,8 @@ class Scheduler:
             work.in_flight -= 1
             work.chunk_start = plan.starts[i] + plan.counts[i]
             if number > work.void_until and work.state is not finished:
-                if i in failures:
-                    delta = work.fault(failures[i])
+                if i in result.failures:
+                    delta = work.fault(result.failures[i])
                 elif i in result.spoiled:
                     delta = work.end("error", result.spoiled[i])
                 else:
@@ -284,11 +284,9 @@ class Scheduler:
         return deltas
 
     def fail(self, plan: StepPlan, message: str, *, again: bool = False) -> list[SequenceDelta]:
-        """End the entries of the oldest plan in flight, which failed, with an error. `again`: they
-        start again instead.
+        """End the entries of the oldest plan in flight, which failed, or begin them `again`.
 
-        Later plans in flight may have read what this one should have written. So their results will
-        be dropped, and work that is only in those starts again.
+        Later plans may have read what it should have written: work only in those begins again.
         """
         flight = self._land(plan)
         self.kv.forget(plan.number)
@@ -303,12 +301,11 @@ class Scheduler:
             work.in_flight -= 1
             if work.table is not None:
                 self.kv.distrust(work.table)
-            if work.id in begun:
-                continue
-            if again and work.state is State.RUNNING:
-                self._roster.preempt(work)
-            elif not again and work.state is not State.FINISHED:
+            live = work.id not in begun and work.state is not State.FINISHED
+            if live and not again:
                 deltas.append(self._finish(work, "error", message))
+            elif live and work.state is State.RUNNING:
+                self._roster.preempt(work)
         if self._encodings is not None and flight.encoded is not None:
             for work in self._encodings.failed(flight.encoded, alone=False, again=again):
                 if work.state is not State.FINISHED:

@@ -15,11 +15,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from triton.runtime._async_compile import AsyncCompileMode
 from triton.runtime.jit import JITFunction
 
+from ..arrays import tensor
+from ..cuda_graphs import null_step
+from ..operators import StepLimits
+from ..program import LOGITS, CallByCall
+
 log = logging.getLogger("headrace.kernels")
 
+WARM_UP = (1, 2, 5, 17, 33, 65, 129, 257, 512, 1024)
+"""Steps of these many tokens use every configuration of the table and every specialisation."""
 MOST_THREADS = 16
 EVERY = 2.0
 """Seconds between two lines of progress."""
@@ -42,6 +50,14 @@ class CountedPool(ThreadPoolExecutor):
     def _count(self, _: Future[Any]) -> None:
         self.done += 1
         self._tell(self.done, self.given)
+
+
+def warm(plain: CallByCall, limits: StepLimits, draws: Callable[[torch.Tensor], None]) -> None:
+    """Launch every kernel that steps without a graph need; `draws`: those from logits to tokens."""
+    for tokens in sorted({min(count, limits.tokens) for count in WARM_UP}):
+        found = plain.step(null_step(tokens, plain.cache, limits.max_context), LOGITS)
+        if tokens == 1:
+            draws(tensor(found.logits))
 
 
 @contextmanager

@@ -161,6 +161,12 @@ def _first_product(codes, second, INTERPRET: tl.constexpr):
 
 
 @triton.jit
+def _log2(scale):
+    """Return the logarithm of scales, of which none counts as zero."""
+    return tl.log2(tl.maximum(scale.to(tl.float32), 7.9e-31))
+
+
+@triton.jit
 def _lifted(scale, HALVES: tl.constexpr):
     """Return the scales of values as weights are multiplied with them."""
     scale = scale.to(tl.float32)
@@ -264,7 +270,6 @@ def _split_kernel(
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     output = tl.zeros([WIDTH_PADDED, ROWS] if FIRST else [ROWS, WIDTH_PADDED], tl.float32)
-    inside = (columns < WIDTH)[None, :]
     # Whole tiles before the window are skipped; the first one that matters is masked.
     start = low + tl.maximum(begin - low, 0) // TILE * TILE
     row = tables + entry * table_stride
@@ -282,7 +287,7 @@ def _split_kernel(
         held = places // BLOCK * BLOCK < high if ACROSS else seen
         block = tl.load(row + places // BLOCK, mask=held, other=0)
         token = block.to(tl.int64) * block_stride + kv_head * head_stride + (places % BLOCK) * WIDTH
-        wanted = seen[:, None] & inside
+        wanted = seen[:, None] & (columns < WIDTH)[None, :]
         if SCALED and AHEAD:
             scales, then = next_scales, places + TILE
             next_scales = _scales(
@@ -333,9 +338,7 @@ def _split_kernel(
             scores = tl.where(visible & seen[None, :], scores, float("-inf"))
         else:
             scores = tl.where(seen[None, :], scores, float("-inf"))
-        heavy = scores
-        if FIRST:
-            heavy += tl.log2(tl.maximum(scales[1].to(tl.float32), 7.9e-31))[None, :]
+        heavy = scores + _log2(scales[1])[None, :] if FIRST else scores
         top = tl.maximum(best, tl.max(heavy, 1))
         safe = top
         if TOKENS > 1:
@@ -355,8 +358,7 @@ def _split_kernel(
             output = few_product(weights.to(query.dtype), value, output, INTERPRET)
         best = top
 
-    if FIRST:
-        output = tl.trans(output)
+    output = tl.trans(output) if FIRST else output
     if HALVES:
         output *= 1.0 / LIFT
     out_at = out + first_row.to(tl.int64) * out_stride + head * GROUP * WIDTH

@@ -16,7 +16,8 @@ import triton.language as tl
 from .gated import activate
 from .moe_tiles import ExpertTable, Tiles, tile_rows
 from .packed import BYTES, planes_of
-from .product_packed_skinny import MAGIC, PackedSkinnyConfig, sum_groups
+from .product_packed import MAGIC
+from .product_packed_skinny import PackedSkinnyConfig, sum_groups
 from .split import count_splits, join_parts
 from .support import INTERPRETED
 from .unpack import unpack_step

@@ -15,12 +15,12 @@ from ...base.recurrent import DeltaSpec, SsmSpec
 from ..arrays import tensor
 from ..attention_lists import plan_step
 from ..attention_plan import PER_MULTIPROCESSOR, Planner
-from ..cuda_graphs import CudaGraphMaker, GraphProgram, null_step
+from ..cuda_graphs import CudaGraphMaker, GraphProgram
 from ..draws import Drawing, DrawParameters
 from ..fuse import Norm, Way
 from ..operators import Dequantise, KvCache, KvLayer, StateLayer, StepBatch, StepLimits
 from ..prepared import RopeTable
-from ..program import LOGITS, CallByCall, Program
+from ..program import CallByCall, Program
 from ..ranks import ExpertShare
 from ..reference import ReferenceOperators, unpack_rows
 from ..weights import (
@@ -34,7 +34,7 @@ from ..weights import (
 )
 from . import gated, head_products, moe, norm, rope_cache, sampling, short_conv, states
 from . import scatter as scattering
-from .ahead import compiled_together
+from .ahead import compiled_together, warm
 from .attention_decode import attention_decode, head_tiles
 from .attention_prefill import attention_prefill
 from .head_products import FEW_ROWS
@@ -56,8 +56,6 @@ from .product_skinny import SkinnyConfig, product_skinny
 from .split import make_tickets
 from .table import Table, architecture, multiplies_fp8
 
-WARM_UP = (1, 2, 5, 17, 33, 65, 129, 257, 512, 1024)
-"""Steps of these many tokens use every configuration of the table and every specialisation."""
 EXPERT_ROWS = 5
 """Mean rows of an expert up to which 7 % of them, if tokens choose at random, have more than 8."""
 FEW_TOKENS = 8
@@ -149,7 +147,7 @@ class TritonOperators(ReferenceOperators):
         cache = plain.cache
         if cache.first.k.device.type != "cuda":
             return None
-        self._warm(plain, limits)
+        warm(plain, limits, self.warm_draws)
         program = GraphProgram(plain, limits, CudaGraphMaker(cache.first.k.device))
         program.capture()
         return program
@@ -157,19 +155,10 @@ class TritonOperators(ReferenceOperators):
     def compile_kernels(self, plain: CallByCall, limits: StepLimits) -> None:
         if plain.cache.first.k.device.type == "cuda":
             with compiled_together():
-                self._warm(plain, limits)
-
-    def _warm(self, plain: CallByCall, limits: StepLimits) -> None:
-        """Launch every kernel that steps without a graph need."""
-        for tokens in sorted({min(count, limits.tokens) for count in WARM_UP}):
-            found = plain.step(null_step(tokens, plain.cache, limits.max_context), LOGITS)
-            if tokens == 1:
-                assert found.logits is not None
-                self.warm_draws(found.logits)
+                warm(plain, limits, self.warm_draws)
 
     def warm_draws(self, logits: torch.Tensor) -> None:
-        """Run every kernel from logits [R, V] to tokens, for each set of filters that a step may
-        have."""
+        """Run every kernel from logits [R, V] to tokens, for each set of filters of a step."""
         one = torch.ones(len(logits), device=logits.device)
         sampling.argmax(logits)
         for top_k in (None, one.long()):

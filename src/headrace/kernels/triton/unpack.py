@@ -59,7 +59,8 @@ def spell(bits: int, at: int, magic: int, high: bool) -> str:
     of an 8-bit code.
     """
     if bits == 1:
-        return _spell_numbers(at >= 64, magic)
+        text: str = _spell_numbers(at >= 64, magic)
+        return text
     lines = ["{ .reg .b32 t, u, v; mov.b32 t, $2;"]
     upper = high if bits == 8 else at >= 64
     if upper:
