@@ -16,7 +16,7 @@ EXTRAS := $(if $(shell command -v nvidia-smi),[torch])
 # Hundreds of processes start in a run: each is a quarter quicker with bytecode that was kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run levels test test-all check static types quick paths steady coverage explore faults lowest lock wheels try-wheels sanitize lint bench-cpu bench-speech bench-speculation gpu-dry gpu-compile gpu-bench clean
+.PHONY: help run levels test test-all check static types quick paths steady coverage explore faults lowest lock wheels image try-wheels sanitize lint bench-cpu bench-speech bench-speculation gpu-dry gpu-compile gpu-bench clean
 
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
@@ -31,6 +31,7 @@ help:
 	@echo "make lowest     the lower bounds of the dependencies, installed and tried"
 	@echo "make lock       resolve deploy/requirements.lock again"
 	@echo "make wheels     dist/: an sdist, and wheels for x86_64 and aarch64 with every kernel level"
+	@echo "make image      dist/: an OCI image without a daemon (FLAVOUR=cuda: with CUDA's torch)"
 	@echo "make try-wheels what a machine without a compiler gets from dist/: one answer of each wheel"
 	@echo "make sanitize   the CPU kernels and their thread team under the sanitizers: minutes"
 	@echo "make bench-cpu  the default model beside its peers (benchmarks/cpu_peers.py)"
@@ -81,6 +82,7 @@ test: $(VENV)/.tested
 	$(MAKE) --jobs 2 static types paths
 
 test-all: levels
+	$(BIN)/pip --quiet $(EDITABLE) ".[charts]"
 	$(MAKE) static types
 	$(PYTEST) -m "not gpu"
 	$(MAKE) gpu-compile
@@ -136,10 +138,30 @@ lock: $(VENV)/.installed
 	    --no-annotate --no-header --upgrade pyproject.toml --output-file deploy/requirements.lock
 	cp deploy/requirements.lock deploy/image.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	    --no-annotate --no-header --extra factory pyproject.toml --output-file deploy/image.lock
+	    --no-annotate --no-header --extra factory --extra discovery pyproject.toml \
+	    --output-file deploy/image.lock
+	cp deploy/image.lock deploy/image-cuda.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	    --no-annotate --no-header --extra factory --extra discovery --extra torch pyproject.toml \
+	    --output-file deploy/image-cuda.lock
 
 wheels:
 	PYTHON=$(PYTHON) deploy/wheels.sh
+
+# The image without a daemon, for this processor unless ARCHITECTURES says more; FLAVOUR=cuda.
+FLAVOUR ?= cpu
+ARCHITECTURES ?= $(if $(filter aarch64,$(shell uname -m)),arm64,amd64)
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+IMAGE = $(VERSION)$(if $(filter-out cpu,$(FLAVOUR)),-$(FLAVOUR))
+image: $(VENV)/.installed
+	@ls dist/headrace-*.whl >/dev/null 2>&1 || $(MAKE) wheels
+	$(BIN)/pip --quiet $(EDITABLE) ".[factory]"
+	$(BIN)/headrace factory image --flavour $(FLAVOUR) --architectures $(ARCHITECTURES) \
+	    --wheels dist --store dist/store
+	@rm -f dist/headrace-$(IMAGE).tar
+	$(BIN)/headrace factory bundle dist/headrace-$(IMAGE).tar headrace:$(IMAGE) --store dist/store
+	@echo "podman load --input dist/headrace-$(IMAGE).tar"
+	@echo "podman run -p 8000:8000 -v headrace:/cache localhost/headrace:$(IMAGE)"
 
 try-wheels:
 	PYTHON=$(PYTHON) deploy/try_wheels.sh

@@ -1,6 +1,6 @@
 """`make gpu-bench`: one command, one JSON: is the GPU path right, and how fast is it?
 
-    python benchmarks/gpu_bench.py [--smoke | --all DIR] [--only PART …] [--minutes M]
+    python benchmarks/gpu_bench.py [--smoke] [--only PART …] [--minutes M]
 
 Needs torch, triton and (for one part) transformers; no network, no weights: models have real
 configurations and random numbers. In order: Triton's cache is filled from several processes; every
@@ -13,8 +13,7 @@ context with it ends that part and no other, and the record says so. `--smoke` t
 once with small sizes, nearly all at the same time, in under two minutes: run it first on a machine
 that is new. `--only` takes parts by a piece of their names. The exit status is 0 only where every
 part ran and everything was right. `--tiny` runs the parts on a CPU in Triton's interpreter, with
-sizes that mean nothing, to prove the script. `--all DIR` is the whole first hour of a device in
-one command: smoke, bench, tuner, and DIR has what each of them found.
+sizes that mean nothing, to prove the script. `gpu_hour.py` runs it part by part.
 """
 
 from __future__ import annotations
@@ -85,9 +84,6 @@ TINY_PARTS = (
     Part("transformers", 1200),
 )
 """Limits that only tell a wait from an end, on a CPU that others use too."""
-TUNER = ("-m", "headrace.kernels.triton.tune")
-TUNE_LEAST = 60
-"""Seconds with which the tuner is worth beginning."""
 TINY_CHECKS = (
     "norms",
     "codes",
@@ -293,42 +289,6 @@ class Bench:
         }
 
 
-def run_everything(minutes: float, folder: Path) -> int:
-    """Smoke, bench and tuner, one after the other, each with what time is left: what one says is
-    in `folder` before the next begins. → the worst exit status; the parts that a stage had no time
-    for are in its record."""
-    end = time.perf_counter() + 60 * minutes
-    stages: dict[str, dict[str, Any]] = {}
-
-    def keep(name: str, status: int, begin: float, **found: object) -> None:
-        seconds = round(time.perf_counter() - begin, 1)
-        stages[name] = {"status": status, "seconds": seconds, **found}
-        summary = {"commit": commit(), "minutes": minutes, "stages": stages}
-        (folder / "gpu_all.json").write_text(json.dumps(summary, indent=1) + "\n")
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, size, parts, most in (
-        ("smoke", "small", SMALL_PARTS, 5.0),
-        ("bench", "real", PARTS, 8.5),
-    ):
-        begin = time.perf_counter()
-        path = folder / f"gpu_{name}.json"
-        bench = Bench(min(most, (end - begin) / 60), path, size)
-        bench.run_all(parts)
-        keep(name, bench.finish(), begin, record=path.name)
-    begin = time.perf_counter()
-    if end - begin < TUNE_LEAST:
-        keep("tune", 0, begin, left_out=f"{end - begin:.0f} s left")
-    else:
-        # It writes after each bucket; what it is in the middle of at the limit is lost.
-        table, limit = folder / "table.json", end - begin
-        given = [*TUNER, "--write", str(table), "--seconds", str(limit - 15)]
-        code, tail = launch(given, limit, folder / "tune.txt")
-        keep("tune", code and 1, begin, record=table.name, said=tail)
-    print(json.dumps(stages, indent=1))
-    return max(each["status"] for each in stages.values())
-
-
 def environment(size: str) -> dict[str, str]:
     """Environment of every process."""
     source = str(HERE.parent / "src")
@@ -398,22 +358,17 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="where the record goes")
-    parser.add_argument("--minutes", type=float, help="time for everything: 8.5, of --all 25")
+    parser.add_argument("--minutes", type=float, default=8.5, help="time for everything")
     parser.add_argument("--only", nargs="+", help="parts whose names contain one of these")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--smoke", action="store_true", help="every part once, in two minutes")
     sizes.add_argument("--tiny", action="store_true", help="on a CPU, interpreted, meaningless")
-    sizes.add_argument(
-        "--all", type=Path, metavar="DIR", help="smoke, bench and tuner, with every record in DIR"
-    )
     arguments = parser.parse_args()
     size = "tiny" if arguments.tiny else "small" if arguments.smoke else "real"
     # A container may be lent any number of them.
     if size != "tiny" and not any(Path("/dev").glob("nvidia[0-9]*")):
         print("no GPU here; `--tiny` proves the script on a CPU", file=sys.stderr)
         return 2
-    if arguments.all:
-        return run_everything(arguments.minutes or 25, arguments.all)
     parts = {"tiny": TINY_PARTS, "small": SMALL_PARTS, "real": PARTS}[size]
     if arguments.only:
         parts = tuple(p for p in parts if any(word in p.name for word in arguments.only))
@@ -422,7 +377,7 @@ def main() -> int:
             return 2
     name = {"tiny": "gpu_bench_tiny", "small": "gpu_bench_smoke", "real": "gpu_bench"}[size]
     path = arguments.json or HERE / f"results/{name}.json"
-    bench = Bench(arguments.minutes or 8.5, path, size)
+    bench = Bench(arguments.minutes, path, size)
     bench.run_all(parts)
     return bench.finish()
 

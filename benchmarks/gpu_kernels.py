@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from gpu_models import BLOCK, Step, attend, decode, make_batch, mixture, prefill
+from gpu_models import BLOCK, Step, across, attend, decode, make_batch, mixture, prefill
 
 from headrace.base.graph import AttentionSpec
 from headrace.kernels import reference_attention, sampling
@@ -87,6 +87,9 @@ def cases(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[Kernel]:
     for batch, context in sizes.decodes:
         for kv in (dtype, torch.float8_e4m3fn):
             yield attention(sizes, decode(batch, context), device, dtype, kv, decoding=True)
+        yield attention(
+            sizes, decode(batch, context), device, dtype, kv, decoding=True, turned=False
+        )
     for count, start in sizes.prefills:
         yield attention(sizes, prefill(count, start), device, dtype, dtype, decoding=False)
     for rows in sizes.rows:
@@ -102,8 +105,16 @@ def cases(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[Kernel]:
 
 
 def attention(
-    sizes: Sizes, step: Step, device: str, dtype: torch.dtype, kv: torch.dtype, *, decoding: bool
+    sizes: Sizes,
+    step: Step,
+    device: str,
+    dtype: torch.dtype,
+    kv: torch.dtype,
+    *,
+    decoding: bool,
+    turned: bool = True,
 ) -> Kernel:
+    """`turned`: values in e4m3 lie as a worker keeps them; else as before, beside it in turns."""
     heads, groups, width = sizes.heads, sizes.kv_heads, sizes.head_dim
     batch = make_batch(step, [None], device)
     blocks = int(batch.groups[0].tables.max()) + 1
@@ -111,7 +122,8 @@ def attention(
     coded = kv.itemsize == 1
     shape = blocks, groups, BLOCK
     scales = [torch.full(shape, 0.5, dtype=torch.bfloat16, device=device) for _ in range(2)]
-    cache = KvLayer(k.to(kv), v.to(kv), *(scales if coded else (None, None)))
+    values = across(v.to(kv)) if coded and turned else v.to(kv)
+    cache = KvLayer(k.to(kv), values, *(scales if coded else (None, None)))
     q = torch.randn(step.tokens, heads, width, device=device).to(dtype)
     ops = TritonOperators(dtype)
     pairs = sum(sum(range(start + 1, start + count + 1)) for start, count in step.entries)
@@ -128,12 +140,43 @@ def attention(
         return error(actual, expected, 0.02)
 
     return Kernel(
-        f"attention {step.name}, {str(kv).removeprefix('torch.')} KV",
+        f"attention {step.name}, {str(kv).removeprefix('torch.')} KV" + ", along" * (not turned),
         lambda: attend(ops, q, cache, batch, width**-0.5),
         cached * token + 2 * q.nbytes,
         4.0 * pairs * heads * width,
         check,
     )
+
+
+def peers(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[Kernel]:
+    """Torch's own kernels on the shapes of `cases`, which no other package has to be there for."""
+    torch.manual_seed(0)
+    heads, groups, width = sizes.heads, sizes.kv_heads, sizes.head_dim
+    for count, _ in sizes.prefills:
+        q, k, v = (
+            torch.randn(1, n, count, width, device=device).to(dtype)
+            for n in (heads, groups, groups)
+        )
+        yield Kernel(
+            f"torch attention prefill {count}",
+            lambda q=q, k=k, v=v: torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=True
+            ),
+            2.0 * q.nbytes + k.nbytes + v.nbytes,
+            2.0 * count * (count + 1) * heads * width,
+        )
+    out, width, count = 2 * sizes.expert_inner, sizes.expert_hidden, sizes.experts
+    weight = torch.randn(count, width, out, device=device).to(torch.bfloat16)
+    for rows in sizes.rows:
+        each = -(-rows * sizes.active // count)
+        x = torch.randn(each * count, width, device=device).to(torch.bfloat16)
+        ends = torch.arange(1, count + 1, dtype=torch.int32, device=device) * each
+        yield Kernel(
+            f"torch grouped product, {rows} rows",
+            lambda x=x, ends=ends: torch._grouped_mm(x, weight, offs=ends),
+            weight.nbytes + x.nbytes + len(x) * out * 2,
+            2.0 * len(x) * width * out,
+        )
 
 
 def product(sizes: Sizes, rows: int, form: str, device: str, dtype: torch.dtype) -> Kernel:

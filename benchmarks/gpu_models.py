@@ -19,7 +19,7 @@ from headrace.kernels.key_bias import KeyBias
 from headrace.kernels.model import Model
 from headrace.kernels.operators import GroupBatch, HostStep, KvCache, KvLayer, Operators, StepBatch
 from headrace.kernels.prepared import RopeTable
-from headrace.kernels.weights import Fp8Weight, PackedWeight, Weight
+from headrace.kernels.weights import BlockWeight, Fp8Weight, PackedWeight, Weight
 from headrace.loader.prepare import prepare
 from headrace.loader.weight_source import Named, WeightSource
 from headrace.models.registry import describe
@@ -28,8 +28,7 @@ from headrace.worker.kv_tensors import allocate_kv
 
 BLOCK = 16
 GROUP = {"int4": 128, "q4_k": 32, "q5_0": 32, "q6_k": 16, "int8": 128, "mxfp4": 32}
-BITS = {"int4": 4, "q4_k": 4, "q5_0": 5, "q6_k": 6, "int8": 8, "mxfp4": 5}
-"""Width of codes as kernels have them: twice an MXFP4 number is an integer from -12 to 12."""
+BITS = {"int4": 4, "q4_k": 4, "q5_0": 5, "q6_k": 6, "int8": 8, "mxfp4": 4}
 ROOFLINE = {
     "bfloat16": "bfloat16",
     "fp8": "fp8",
@@ -39,7 +38,7 @@ ROOFLINE = {
     "q6_k": "Q6_K",
     "int8": "int8",
     "fp8 blocks": "fp8",
-    "mxfp4": "bfloat16,experts=Q5_0",
+    "mxfp4": "bfloat16,experts=mxfp4",
 }
 """Weight format → what `roofline.weights.parse_format` reads; experts in MXFP4 as we hold them."""
 
@@ -196,6 +195,12 @@ def random_weights(
         if whole or dense_part or weights not in BITS or "mlp.gate.weight" in name:
             return dense(shape)
         out, width = shape
+        if weights == "mxfp4":
+            blocks = torch.empty(out, width // 32, 17, dtype=torch.uint8, device=device)
+            if device != "meta":
+                blocks.random_(0, 256, generator=generator)
+                blocks[..., 0] = 118
+            return BlockWeight("MXFP4", blocks.flatten(1), shape)
         bits, group = BITS[weights], GROUP[weights]
         codes = torch.empty(out, width, dtype=torch.uint8, device=device)
         scales = torch.full((out, -(-width // group)), 0.01, device=device)
@@ -293,6 +298,11 @@ def family_cache(
     return allocate_kv(pool, device)
 
 
+def across(v: torch.Tensor) -> torch.Tensor:
+    """Values as a worker keeps those in e4m3 on a GPU: see `KvLayer.across`."""
+    return v.transpose(2, 3).contiguous().transpose(2, 3)
+
+
 def make_cache(
     arch: ModelArch, blocks: int, device: str, dtype: torch.dtype = torch.bfloat16
 ) -> KvCache:
@@ -312,6 +322,7 @@ def make_cache(
         coded = dtype.itemsize == 1
         one = torch.ones(shape[:3], dtype=torch.bfloat16, device=device) if coded else None
         scales = [one, None if one is None else one.clone()]
+        v = across(v) if dtype == torch.float8_e4m3fn else v
         layers.append(KvLayer(k, v, *scales))
         if arch.qkv_bias and k.dtype == torch.int8:
             angles = torch.zeros(4096, arch.head_dim // 2, device=device)

@@ -30,6 +30,7 @@ from gpu_kernels import (
     measure,
     measure_ceilings,
     measure_kernel,
+    peers,
 )
 from gpu_models import ARCHS, BLOCK
 from gpu_paths import SMALL, SMALL_MOE
@@ -170,14 +171,16 @@ def facts(device: str) -> dict[str, object]:
     return found
 
 
-def kernels(record: Record, size: str, device: str, dtype: torch.dtype, path: Path) -> int:
+def kernels(
+    record: Record, size: str, device: str, dtype: torch.dtype, path: Path, made: Any = cases
+) -> int:
     """The ceilings; then each kernel: right or wrong, time, share of the ceiling that binds it."""
     ceilings = measure_ceilings(device, dtype)
     path.write_text(json.dumps(asdict(ceilings)))
     record.put(facts=facts(device), ceilings=asdict(ceilings))
     print(f"copy {ceilings.bandwidth / 1e9:.0f} GB/s, product {ceilings.rate / 1e12:.1f} TFLOP/s")
     sizes = {"real": Sizes(), "small": SMALL_SIZES, "tiny": TINY}[size]
-    for kernel in cases(sizes, device, dtype):
+    for kernel in made(sizes, device, dtype):
         if record.left() < 5:
             record.append("left_out", f"kernels from {kernel.name} on")
             break
@@ -470,7 +473,7 @@ def transformers_generate(record: Record, setup: Setup, size: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=["kernels", "transformers", *SETUPS])
+    parser.add_argument("name", choices=["kernels", "peers", "transformers", *SETUPS])
     parser.add_argument("--size", choices=list(PLANS), default="real")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=60)
@@ -480,8 +483,9 @@ def main() -> int:
     record = Record(arguments.out, arguments.seconds)
     device, dtype = ("cpu", torch.float32) if size == "tiny" else ("cuda", torch.bfloat16)
     with torch.inference_mode():
-        if arguments.name == "kernels":
-            return kernels(record, size, device, dtype, arguments.ceilings)
+        if arguments.name in ("kernels", "peers"):
+            made = cases if arguments.name == "kernels" else peers
+            return kernels(record, size, device, dtype, arguments.ceilings, made)
         if arguments.name == "transformers":
             name = {"real": "llama-3.1-8b bf16", "small": "small bf16", "tiny": "tiny"}[size]
             return transformers_generate(record, SETUPS[name], size)

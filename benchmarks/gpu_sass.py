@@ -25,6 +25,7 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 MACHINE = {
     "sm_80": "SM80",
     "sm_86": "SM86",
+    "sm_89": "SM89",
     "sm_90": "SM90a",
     "sm_100": "SM100a",
     "sm_120": "SM120",
@@ -33,6 +34,7 @@ MACHINE = {
 SHARED_LIMIT = {
     "sm_80": 163 * 1024,
     "sm_86": 99 * 1024,
+    "sm_89": 99 * 1024,
     "sm_90": 227 * 1024,
     "sm_100": 227 * 1024,
     "sm_120": 99 * 1024,

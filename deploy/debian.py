@@ -25,6 +25,11 @@ LISTS = [("debian", "bookworm"), ("debian-security", "bookworm-security")]
 PACKAGES = """python3.11-minimal libpython3.11-minimal libpython3.11-stdlib libc6 libgcc-s1
     libstdc++6 libexpat1 zlib1g libssl3 libffi8 libbz2-1.0 liblzma5 libsqlite3-0 libuuid1
     libncursesw6 libtinfo6 libreadline8 libdb5.3 libcrypt1 media-types tzdata"""
+CUDA = """gcc-12 cpp-12 libgcc-12-dev libcc1-0 libgomp1 binutils binutils-common libbinutils
+    binutils-x86-64-linux-gnu libctf0 libctf-nobfd0 libgprofng0 libjansson4 libisl23 libmpc3
+    libmpfr6 libgmp10 libzstd1 libc6-dev linux-libc-dev libcrypt-dev libpython3.11-dev libpython3.11
+    libexpat1-dev zlib1g-dev libc-bin"""
+"""A compiler for Triton's launchers, Python's headers, and `ldconfig`, which finds the driver."""
 
 
 def newer(version: str, than: str | None) -> bool:
@@ -32,8 +37,9 @@ def newer(version: str, than: str | None) -> bool:
     return subprocess.run(words, check=False).returncode == 0
 
 
-def found(architecture: str) -> dict[str, tuple[str, str]]:
-    """Name → (path below the mirror, SHA-256) of the newest version in the lists."""
+def found(architecture: str, names: str) -> list[tuple[str, str]]:
+    """(path below the mirror, SHA-256) of the newest version of each package in the lists."""
+    wanted = names.split()
     packages: dict[str, tuple[str, str]] = {}
     newest: dict[str, str] = {}
     for place, suite in LISTS:
@@ -45,13 +51,16 @@ def found(architecture: str) -> dict[str, tuple[str, str]]:
                 re.findall(r"^(Package|Version|Filename|SHA256): (.*)$", entry, re.MULTILINE)
             )
             name = fields.get("Package", "")
-            if name in PACKAGES.split() and newer(fields["Version"], newest.get(name)):
+            if name in wanted and newer(fields["Version"], newest.get(name)):
                 newest[name] = fields["Version"]
                 packages[name] = (f"{place}/{fields['Filename']}", fields["SHA256"])
-    assert set(packages) == set(PACKAGES.split()), set(PACKAGES.split()) - set(packages)
-    return packages
+    assert set(packages) == set(wanted), set(wanted) - set(packages)
+    return sorted(packages.values())
 
 
 if __name__ == "__main__":
-    both = {name: sorted(found(name).values()) for name in ("amd64", "arm64")}
-    OUT.write_text(json.dumps({"packages": both}, indent=1) + "\n")
+    document = {
+        "packages": {name: found(name, PACKAGES) for name in ("amd64", "arm64")},
+        "cuda": {"amd64": found("amd64", CUDA)},
+    }
+    OUT.write_text(json.dumps(document, indent=1) + "\n")

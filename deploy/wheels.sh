@@ -46,4 +46,6 @@ if [ "$(uname -m)" = x86_64 ]; then
     echo "aarch64: no $CXX_AARCH64 here (apt-get install g++-aarch64-linux-gnu): left out"
   fi
 fi
+# What an install by hashes and the Containerfile take from this folder.
+cp deploy/requirements.lock deploy/image.lock deploy/image-cuda.lock dist
 ls -l dist

@@ -28,6 +28,7 @@ from headrace.factory.bytecode import LOADERS
 from headrace.factory.image import ImageBuild
 from headrace.factory.layer import debian, wheel
 from headrace.factory.revoke import trusted
+from headrace.factory.sbom import locked
 from headrace.factory.sign import signer
 from headrace.factory.store import INDEX_TYPE, Descriptor, Store
 
@@ -388,3 +389,63 @@ def test_the_layers_files_are_what_the_lock_says(tmp_path: Path, inputs: Path) -
     (inputs / "lock").write_text(f"river==1.0 \\\n    --hash=sha256:{sha256(made.read_bytes())}\n")
     with pytest.raises(ModelFileError, match="hidden-stone 7 is in one of the lock and the layer"):
         build(tmp_path / "store", inputs).run()
+
+
+@pytest.mark.slow
+def test_the_flavour_for_cuda_has_a_compiler_and_a_layer_of_its_own(
+    tmp_path: Path, inputs: Path
+) -> None:
+    compiler = deb({"usr/bin/gcc-12": b"machine code", "sbin/ldconfig": b"machine code"})
+    (inputs / "gcc_amd64.deb").write_bytes(compiler)
+    document = json.loads((inputs / "debian.json").read_text())
+    document["cuda"] = {HERE: [["pool/gcc_amd64.deb", sha256(compiler)]]}
+    (inputs / "debian.json").write_text(json.dumps(document))
+    heavy = {"torch": "2.0", "nvidia-nccl-cu13": "1.0", "triton": "3.0", "torchish": "1.0"}
+    for name, version in heavy.items():
+        spelled = name.replace("-", "_")
+        about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+        folder = f"{spelled}-{version}.dist-info"
+        names = {f"{spelled}.py": b"", f"{folder}/METADATA": about, f"{folder}/RECORD": b"",
+                 f"{folder}/WHEEL": b"Wheel-Version: 1.0\nTag: py3-none-any\n"}  # fmt: skip
+        made = write_wheel(inputs / f"{spelled}-{version}-py3-none-any.whl", names)
+        with (inputs / "lock").open("a") as file:
+            file.write(f"{name}=={version} \\\n    --hash=sha256:{sha256(made.read_bytes())}\n")
+    build(tmp_path / "store", inputs, flavour="cuda").run()
+    store = Store(tmp_path / "store")
+    (entry,) = store.index()
+    assert entry["annotations"]["org.opencontainers.image.ref.name"].endswith("-cuda")
+    base, cuda, libraries, engine = layers(store)
+    assert base.getmember("usr/bin/cc").linkname == "gcc-12"
+    assert {"sbin/ldconfig", "usr/bin/python3.11"} <= {*base.getnames()}
+    found = {name for name in heavy if f"{image.SITE}/{name.replace('-', '_')}.py" in
+             cuda.getnames()}  # fmt: skip
+    assert found == {"torch", "nvidia-nccl-cu13", "triton"}
+    assert {f"{image.SITE}/river.py", f"{image.SITE}/torchish.py"} <= {*libraries.getnames()}
+    assert f"{image.SITE}/headrace/factory/image.py" in engine.getnames()
+    index = store.document(named(store).digest)
+    manifest = store.document(index["manifests"][0]["digest"])
+    settings = store.document(manifest["config"]["digest"])["config"]["Env"]
+    assert {*image.CUDA_ENVIRONMENT, "HEADRACE_CACHE=/cache"} <= {*settings}
+    assert len([one for one in settings if one.startswith("PATH=")]) == 1
+    assert list(problems(store)) == []
+
+
+def test_a_flavour_or_a_processor_that_it_lacks_is_named(tmp_path: Path, inputs: Path) -> None:
+    with pytest.raises(InvalidRequest, match="one of cpu, cuda, not 'rocm'"):
+        build(tmp_path / "store", inputs, flavour="rocm")
+    document = json.loads((inputs / "debian.json").read_text())
+    (inputs / "debian.json").write_text(json.dumps({**document, "cuda": {"other": []}}))
+    with pytest.raises(InvalidRequest, match=f"for other, not for {HERE}"):
+        build(tmp_path / "store", inputs, flavour="cuda")
+
+
+def test_the_locks_of_the_flavours_agree() -> None:
+    """The layer below the libraries is torch's and NVIDIA's; the rest are the same packages."""
+    plain, heavy = (
+        {image._named(name): version for name, version, _ in locked(path.read_text(), "x86_64")}
+        for path in (image.LOCK, image.CUDA_LOCK)
+    )
+    assert plain.items() <= heavy.items()
+    below = {name for name in heavy if image._HEAVY.match(name)}
+    assert {"torch", "triton", "nvidia-cublas", "nvidia-nccl-cu13"} <= below
+    assert {*heavy} - below - {*plain} == {"mpmath", "networkx", "setuptools", "sympy"}

@@ -10,12 +10,18 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
+import numpy as np
 import pytest
 
+from headrace.base.arch import Scoring
 from headrace.base.c_header import Header
+from headrace.engine.ranks.launch import MOST_RANKS
 from headrace.kernels.cpu.library import SOURCES
-from headrace.kernels.cpu.records import HEADER
+from headrace.kernels.cpu.records import HEADER, UNIT
+from headrace.kernels.draws import RULE
+from headrace.kernels.operators import STATE_COLUMNS
 
 TEXT = "".join((SOURCES / name).read_text() for name in ("records.h", "library.h"))
 STRUCTS = re.findall(r"^} (\w+);", TEXT, re.MULTILINE)
@@ -72,6 +78,15 @@ def test_a_field_of_another_type_is_seen(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     found = compiled(Header(tmp_path / "records.h", tmp_path / "library.h"), tmp_path)
     assert "HrNorm" in found.stderr
+
+
+def test_numbers_outside_the_headers_are_equal() -> None:
+    """Other backends read these, and do not know the headers."""
+    assert np.dtype(HEADER.struct("HrRule")) == RULE
+    assert HEADER.numbers["HR_STATE_COLUMNS"] == STATE_COLUMNS
+    assert HEADER.numbers["HR_MOST_RANKS"] == MOST_RANKS
+    assert len(get_args(Scoring)) == len(HEADER.enums["HrScores"])
+    assert HEADER.struct("HrLane").codes.size == UNIT
 
 
 def test_types_of_functions() -> None:

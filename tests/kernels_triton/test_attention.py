@@ -7,6 +7,8 @@ import heapq
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from kernel_cases import attention_by_definition
 
 from headrace.kernels import reference_attention
@@ -20,6 +22,7 @@ from headrace.kernels.triton.attention_prefill import (
     attention_prefill,
     heads_beside,
 )
+from headrace.kernels.triton.quantise import join_terms, two_terms
 from headrace.kernels.triton.split import make_tickets
 
 CPU = torch.device("cpu")
@@ -352,3 +355,74 @@ def test_shorter_pieces_give_the_same() -> None:
         attention_decode(q, kv, plan, 0, batch.groups[0], out, 0.2, None, config, make_tickets(CPU))
         found.append(out)
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
+
+
+def across(kv: KvLayer) -> KvLayer:
+    """The same numbers, as a GPU's cache in e4m3 has them."""
+    v = kv.v.view(torch.uint8).transpose(2, 3).contiguous().view(kv.v.dtype)
+    found = KvLayer(kv.k, v.transpose(2, 3), kv.k_scale, kv.v_scale)
+    assert found.across
+    assert not kv.across
+    return found
+
+
+FIRST_CASES = [
+    # entries, H, G, E, window, softcap, widest
+    ([(16, 1), (0, 1), (129, 1)], 14, 2, 64, None, None, 1),
+    ([(300, 1), (7, 1)], 4, 4, 32, 64, 30.0, 1),
+    ([(150, 1), (60, 3), (9, 1)], 8, 1, 80, None, None, 4),
+]
+
+
+@pytest.mark.parametrize("case", FIRST_CASES)
+@pytest.mark.parametrize("magnitude", [1e-3, 3e3])
+def test_codes_as_first_sides(case: tuple[object, ...], magnitude: float) -> None:
+    """Products of e4m3 as it is are nearer to the values than a query and weights in bf16 are;
+    prompts read the same cache."""
+    entries, heads, kv_heads, width, window, softcap, widest = case  # type: ignore[misc]
+    torch.manual_seed(4)
+    batch = make_batch(entries, 16, window)
+    kv = make_kv(batch, kv_heads, 16, width, "fp8")
+    assert kv.k_scale is not None
+    assert kv.v_scale is not None
+    kv.v_scale *= magnitude
+    kv.v_scale[:, :, 3] *= 2.0**-40
+    q = torch.randn(len(batch.tokens), heads, width).to(torch.bfloat16)
+    wide = KvLayer(kv.k.float() * kv.k_scale.unsqueeze(-1), kv.v.float() * kv.v_scale.unsqueeze(-1))
+    scale, view, turned = width**-0.5, batch.groups[0], across(kv)
+    expected = reference_attention.attention(q.float(), wide, batch, 0, scale, softcap)
+    for programs in (1, PROGRAMS):
+        out, plan = torch.full_like(q, float("nan")), plan_of(batch, widest, programs)
+        rest = view, out, scale, softcap
+        attention_decode(q, turned, plan, 0, *rest, DecodeConfig(tile=64), make_tickets(CPU))
+        error = (out.view(len(q), -1).float() - expected).norm() / expected.norm()
+        assert error < 2.6e-3, "of which bf16 results are 1.6e-3"
+    prompts = []
+    for cache in (kv, turned):
+        prompts.append(torch.full_like(q, float("nan")))
+        config = PrefillConfig(rows=32, tile=32)
+        rest = view, prompts[-1], scale, softcap, config
+        attention_prefill(q, cache, plan_of(batch, widest=0), *rest, longest=320)
+    assert torch.equal(*prompts), "a cache's form changes no bit of a prompt"
+
+
+@triton.jit
+def _terms_kernel(x, y, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    at = row[:, None] * WIDTH + column[None, :]
+    terms, back = two_terms(tl.load(x + at), True)
+    sums = tl.trans(join_terms(terms.to(tl.float32))) * back[:, None]
+    tl.store(y + at, sums)
+
+
+def test_two_terms_have_eight_digits() -> None:
+    """Rows may be of any size; their small numbers lose no more than their largest one leaves."""
+    torch.manual_seed(9)
+    x = torch.randn(8, 64) * 10.0 ** torch.arange(-6, 10, 2)[:, None]
+    x[3] = 0.0
+    x[4, ::2] *= 1e-4
+    y = torch.full_like(x, float("nan"))
+    _terms_kernel[(1,)](x, y, ROWS=8, WIDTH=64)
+    largest = x.abs().amax(1, keepdim=True)
+    assert ((y - x).abs() <= x.abs() * 2.0**-8 + largest * 2.0**-20).all()
+    assert (y[3] == 0).all()

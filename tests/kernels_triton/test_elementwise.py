@@ -119,7 +119,7 @@ def test_multiply(dtype: torch.dtype, activation: str) -> None:
     close(multiply(x, gate, activation), ref, dtype)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "fp8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "fp8", "fp8 across"])
 @pytest.mark.parametrize("norms", [False, True])
 def test_rope_and_cache(kind: str, norms: bool) -> None:
     torch.manual_seed(2)
@@ -127,10 +127,13 @@ def test_rope_and_cache(kind: str, norms: bool) -> None:
     batch = make_batch([(5, 3), (40, 1), (0, 17)], block, None)
     dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
     blocks = int(batch.groups[0].tables.max()) + 1
+    kind, across = kind.removesuffix(" across"), kind.endswith("across")
     cache = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(kind, dtype)
 
-    def empty() -> KvLayer:
+    def empty(across: bool = False) -> KvLayer:
         k, v = torch.zeros(2, blocks, kv_heads, block, width).to(cache)
+        if across:
+            v = v.view(blocks, kv_heads, width, block).transpose(2, 3)
         if kind in ("int8", "fp8"):
             return KvLayer(k, v, *torch.zeros(2, blocks, kv_heads, block, dtype=torch.bfloat16))
         return KvLayer(k, v)
@@ -140,7 +143,7 @@ def test_rope_and_cache(kind: str, norms: bool) -> None:
     both = (of_q, of_k) if norms else ()
     angles = torch.randn(64, width // 2)
     rope = RopeTable(angles.cos(), angles.sin())
-    mine, theirs = empty(), empty()
+    mine, theirs = empty(across), empty()
     spec = AttentionSpec(0, heads, kv_heads, width, 1.0, eps=1e-6)
     arguments = (qkv, spec, both, rope)
     q = rope_and_cache(*arguments, mine, batch, 0)

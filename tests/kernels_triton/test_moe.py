@@ -20,7 +20,13 @@ from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.packed import tile_weight
 from headrace.kernels.triton.product_dense import DenseConfig, product_dense
 from headrace.kernels.triton.product_fp8 import quantise_weight
-from headrace.kernels.triton.product_packed import expand
+from headrace.kernels.triton.product_packed import ProductConfig, expand, product_packed
+from headrace.kernels.triton.product_packed_skinny import (
+    PackedSkinnyConfig,
+    product_packed_skinny,
+)
+from headrace.kernels.triton.split import make_tickets
+from headrace.kernels.triton.unpack import E2M1
 from headrace.kernels.weights import (
     BlockWeight,
     DenseWeight,
@@ -29,6 +35,7 @@ from headrace.kernels.weights import (
     TiledWeight,
     Weight,
 )
+from headrace.loader.prepare import Expansion
 from headrace.quant.ggml import dequantise
 from headrace.quant.rows import unpack
 from tiny.blocks import random_blocks
@@ -340,13 +347,26 @@ def test_codes_of_two_and_three_bits_take_four(kind: str) -> None:
     torch.testing.assert_close(expand(made, 0, 9, torch.float32), exact, atol=near, rtol=0)
 
 
-def test_mxfp4_becomes_codes_of_five_bits_without_loss() -> None:
+def test_mxfp4_keeps_its_four_bits_without_loss() -> None:
     random = torch.Generator().manual_seed(5)
     blocks = torch.randint(0, 256, (7, 5, 17), generator=random, dtype=torch.uint8)
     blocks[:, :, 0] = torch.randint(110, 134, (7, 5), generator=random, dtype=torch.uint8)
     weight = BlockWeight("MXFP4", blocks.flatten(1), (7, 160))
-    made = tile_weight(unpack(weight))
-    assert (made.bits, made.zero) == (5, 16)
+    made = tile_weight(unpack(weight), e2m1=True)
+    assert (made.bits, made.zero) == (E2M1, 0)
+    assert made.codes.shape == (2, 7, 64)
     exact = dequantise(weight, torch.float32)
-    assert torch.equal(expand(made, 0, 7, torch.float32), exact)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(expand(made, 0, 7, dtype).float(), exact)
+    of_model = TritonOperators(torch.bfloat16).prepare(weight, "moe", Expansion())
+    assert isinstance(of_model, TiledWeight)
+    assert torch.equal(of_model.codes, made.codes)
+    # Few rows and many see the same numbers.
+    x = torch.randn(20, 160, generator=random)
+    wanted = (x[:2].double() @ exact.double().T).float()
+    few = PackedSkinnyConfig(outs=32, programs=0)
+    found = product_packed_skinny(x[:2], made, None, few, make_tickets(torch.device("cpu")))
+    torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-5)
+    many = product_packed(x, made, None, ProductConfig(32, 32))
+    torch.testing.assert_close(many[:2], wanted, atol=1e-3, rtol=1e-5)
     assert exact.abs().max() > 2**7 * exact.abs()[exact != 0].min()

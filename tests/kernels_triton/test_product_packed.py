@@ -7,7 +7,7 @@ import torch
 
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.packed import merge_tiled, tile_weight
-from headrace.kernels.triton.product_packed import ProductConfig, product_packed
+from headrace.kernels.triton.product_packed import ProductConfig, expand, product_packed
 from headrace.kernels.weights import DenseWeight, PackedWeight, StackedWeight
 
 
@@ -52,6 +52,29 @@ def test_equals_float64(
     y = product_packed(x, tile_weight(weight), bias, config)
     expected = x.double() @ exact(weight).T + bias.double()
     torch.testing.assert_close(y.double(), expected, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("bits", "group"), [(4, 128), (4, 32), (5, 32), (6, 16), (8, 32), (8, 16)])
+@pytest.mark.parametrize("zero", [False, True], ids=["offsets", "zero"])
+def test_many_rows_see_the_expanded_weight(
+    bits: int, group: int, zero: bool, dtype: torch.dtype
+) -> None:
+    """Bit for bit: rows of the identity read the weights as the products have them. They are two
+    roundings from exact ones."""
+    packed = random_weight(bits, group, 20, 256, offsets=True)
+    if zero:
+        packed.offsets = packed.scales * -(2.0 ** (bits - 1))
+    weight = tile_weight(packed)
+    dense = expand(weight, 0, 20, dtype)
+    y = product_packed(torch.eye(256)[::9].to(dtype), weight, None, ProductConfig(32, 32))
+    assert torch.equal(y, dense.T[::9])
+    digits = 8 if dtype == torch.bfloat16 else 11
+    index = torch.arange(256) // group
+    assert packed.offsets is not None
+    room = (packed.codes * packed.scales[:, index]).abs() + packed.offsets.abs()[:, index]
+    error = (dense.double() - exact(packed)).abs()
+    assert (error <= 2.01 * 2.0**-digits * room).all()
 
 
 def test_row_does_not_depend_on_others() -> None:

@@ -21,6 +21,7 @@ import gpu_ahead  # noqa: E402
 import gpu_bench  # noqa: E402
 import gpu_checks  # noqa: E402
 import gpu_dry  # noqa: E402
+import gpu_hour  # noqa: E402
 import gpu_kernels  # noqa: E402
 import gpu_measured  # noqa: E402
 
@@ -272,46 +273,62 @@ def test_a_smoke_run_saves_when_nobody_adds_any_more(tmp_path: Path) -> None:
         }
 
 
-@pytest.mark.parametrize(("right", "minutes"), [(True, 10), (False, 10), (True, 0.9)])
-def test_smoke_bench_and_tuner_are_one_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: bool, minutes: float
+def test_the_first_hour_goes_on_where_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Real processes, of which each says its name."""
-    told = tmp_path / "told"
-    say = f"import sys\nopen({str(told)!r}, 'a').write(NAME() + chr(10))\n"
-    (tmp_path / "gpu_checks.py").write_text(
-        "import json, sys\n"
-        "SMOKE = ['norms']\n"
-        "for name in json.loads(sys.argv[-1]) if len(sys.argv) > 1 else []:\n"
-        "    print(json.dumps({'begins': name}), flush=True)\n"
-        f"    print(json.dumps({{'check': name, 'right': {right}}}), flush=True)\n"
-    )
+    """Real processes, of which each says its name; one of them fails until a file is there."""
+    told, mended = tmp_path / "told", tmp_path / "mended"
+    say = f"open({str(told)!r}, 'a').write(sys.argv[1] + chr(10))\n"
     (tmp_path / "gpu_parts.py").write_text(
-        f"NAME = lambda: sys.argv[sys.argv.index('--size') + 1]\n{say}"
+        f"import pathlib, sys\n{say}"
+        f"if sys.argv[1] == 'peers' and not pathlib.Path({str(mended)!r}).exists(): sys.exit(3)\n"
         "open(sys.argv[sys.argv.index('--out') + 1], 'w').write('{}')\n"
     )
     (tmp_path / "tuner.py").write_text(
-        f"NAME = lambda: 'tuner'\n{say}"
-        "open(sys.argv[sys.argv.index('--write') + 1], 'w').write('{}')\n"
+        f"import sys\n{say}open(sys.argv[sys.argv.index('--write') + 1], 'w').write('{{}}')\n"
     )
     monkeypatch.setattr(gpu_bench, "HERE", tmp_path)
-    monkeypatch.setattr(gpu_bench, "TUNER", (str(tmp_path / "tuner.py"),))
-    monkeypatch.setattr(gpu_bench, "SMALL_PARTS", (gpu_bench.Part("checks", 300, 1), *SHORT))
-    monkeypatch.setattr(gpu_bench, "PARTS", SHORT)
+    monkeypatch.setattr(gpu_hour, "TUNER", (str(tmp_path / "tuner.py"),))
+    monkeypatch.setattr(gpu_hour, "commit", lambda: "one")
+    part = gpu_bench.Part
+    calls = {1: (part("kernels", 60, 1), part("peers", 60, 1)), 2: (part("tune", 60, 1),)}
+    monkeypatch.setattr(gpu_hour, "CALLS", calls)
     out = tmp_path / "out"
-    assert gpu_bench.run_everything(minutes, out) == (0 if right else 1)
-    found = json.loads((out / "gpu_all.json").read_text())["stages"]
-    assert [stage["status"] for stage in found.values()] == ([0, 0, 0] if right else [1, 0, 0])
-    lines = ["small", "real"]
-    if minutes > 1:
-        lines.append("tuner")
-        assert (out / found["tune"]["record"]).exists()
-    else:
-        assert found["tune"]["left_out"].endswith("s left")
-    assert told.read_text().splitlines() == lines
-    for stage in ("smoke", "bench"):
-        parts = json.loads((out / found[stage]["record"]).read_text())["parts"]
-        assert ("checks" in parts) is (stage == "smoke")
+
+    def call(number: int, *further: str) -> int:
+        monkeypatch.setattr(gpu_hour.Path, "glob", lambda self, pattern: iter([Path("nvidia0")]))
+        given = ["gpu_hour.py", str(number), "--out", str(out), *further]
+        monkeypatch.setattr(sys, "argv", given)
+        return gpu_hour.main()
+
+    def parts() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((out / "hour.json").read_text())["parts"]
+        return found
+
+    assert call(1) == 1
+    assert {name: found["status"] for name, found in parts().items()} == {"kernels": 0, "peers": 1}
+    assert json.loads((out / "peers.json").read_text())["failures"]
+    mended.touch()
+    assert call(2, "--minutes", "0.001") == 1, "no time is left for what is still to do"
+    assert call(2) == 0
+    assert told.read_text().splitlines() == ["kernels", "peers", "peers", "--write"]
+    assert parts()["tune"]["record"] == "tune.json"
+    assert (out / "tune.json").exists()
+    assert call(2) == 0
+    assert len(told.read_text().splitlines()) == 4
+    # What another commit measured is measured again.
+    monkeypatch.setattr(gpu_hour, "commit", lambda: "two")
+    assert call(1) == 0
+    assert told.read_text().splitlines()[4:] == ["kernels", "peers"]
+
+
+def test_every_part_of_the_hour_is_one_that_runs() -> None:
+    """Within ten minutes a call; on a CPU too."""
+    known = {part.name for part in (*gpu_bench.PARTS, *gpu_bench.TINY_PARTS)}
+    for number, parts in gpu_hour.CALLS.items():
+        assert sum(part.seconds for part in parts) <= 9.5 * 60, number
+        for part in parts:
+            assert part.name in known | set(gpu_hour.DRY)
 
 
 SHORT = (gpu_bench.Part("kernels", 300, 1),)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headrace.kernels.triton.packed import tile_weight
-from headrace.kernels.triton.unpack import BF16, FP16, added, spell, spell_all, unpack_step
+from headrace.kernels.triton.unpack import BF16, E2M1, FP16, added, spell, spell_all, unpack_step
 from headrace.kernels.weights import PackedWeight
 
 WORD = 0xFFFFFFFF
@@ -46,6 +46,8 @@ def run_ptx(text: str, inputs: list[int], outputs: int = 2) -> list[int]:
                 found = int(bits[0]) | int(bits[1]) << 16
             case "shr.u32":
                 found = a >> others[0]
+            case "shl.b32":
+                found = a << others[0]
             case "shf.l.wrap.b32":
                 # The upper word of b:a turned left by c, of which five bits count.
                 found = (((others[0] << 32 | a) << (others[1] & 31)) >> 32) & WORD
@@ -119,6 +121,22 @@ def test_all_bytes(magic: int) -> None:
             assert low[place] == added(4, magic) + byte % 16
             upper = numbers(run_ptx(spell(4, 64, magic, False), [word]), magic)
             assert upper[place] == added(4, magic) + byte // 16
+
+
+@pytest.mark.parametrize("magic", [BF16, FP16])
+def test_numbers_of_four_bits(magic: int) -> None:
+    """The table of OCP's Microscaling Formats 1.0, the sign of zero too."""
+    sizes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    wanted = [str(float(x)) for x in (*sizes, *(-x for x in sizes[1:]))]
+    wanted.insert(8, "-0.0")
+    for byte in range(256):
+        for place in range(4):
+            word = WORD ^ (0xFF << 8 * place) | byte << 8 * place
+            low, upper = (
+                numbers(run_ptx(spell(E2M1, at, magic, False), [word]), magic) for at in (0, 64)
+            )
+            assert (str(low[place]), str(upper[place])) == (wanted[byte % 16], wanted[byte // 16])
+            assert {low[other] for other in range(4) if other != place} == {-6.0}
 
 
 @pytest.mark.parametrize("magic", [BF16, FP16])

@@ -14,12 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from headrace.base.errors import InvalidRequest, ModelFileError
+from headrace.base.errors import InvalidRequest, ModelFileError, Untrusted
 from headrace.cli.main import application
 from headrace.factory import compare as compare_module
 from headrace.factory import to_compressed, to_gguf
 from headrace.factory.compare import Comparison, Interval, compare, thresholds
 from headrace.factory.quantise import text_of
+from headrace.loader import sealed
 from headrace.loader.open import open_model
 from headrace.quantise.imatrix import Importance, write_imatrix
 from headrace.quantise.text import read_text, sample
@@ -454,3 +455,36 @@ def test_sums_and_counts_without_bounds_are_refused(
     path = matrix(tmp_path / "wide.gguf", "blk.0.attn_q.weight", sums, count)
     with pytest.raises(ModelFileError, match=r"wide\.gguf: blk\.0\.attn_q"):
         read_text(path)
+
+
+@pytest.mark.parametrize("to", ["q8_0", "w4a16-g32"])
+def test_a_result_with_other_bytes_is_refused(
+    to: str, dense: Path, model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.gguf" if to == "q8_0" else tmp_path / "out"
+    given = ("--to", to, "--text", "none", "--out", out, "--least-share", 0, "--windows", 1)
+    done = command(dense if to == "q8_0" else model, *given)
+    assert done.exit_code == 0, done.output
+    weights = out if out.is_file() else out / "model.safetensors"
+    right = weights.read_bytes()
+    for at in (len(right) // 2, len(right) - 1):
+        changed = bytearray(right)
+        changed[at] ^= 1
+        weights.write_bytes(changed)
+        with pytest.raises(Untrusted, match="other bytes than when it was quantised"):
+            open_model(str(out))
+    weights.write_bytes(right)
+    assert open_model(str(out)).arch.task == "tokens"
+    if to == "q8_0":
+        # A digest of something else is no digest of this file.
+        at = right.index(sealed.ENTRY) + len(sealed.ENTRY)
+        weights.write_bytes(right[:at] + b"0" * 64 + right[at + 64 :])
+        with pytest.raises(Untrusted, match="other bytes"):
+            open_model(str(out))
+        assert gguf.GGUFReader(weights).get_field(sealed.KEY) is not None
+        return
+    told = json.loads((out / "config.json").read_text())
+    for wrong in ({"../x": "0" * 64}, {"model.safetensors": "12"}, ["model.safetensors"]):
+        (out / "config.json").write_text(json.dumps({**told, sealed.CONFIG_KEY: wrong}))
+        with pytest.raises(Untrusted, match="sha256"):
+            open_model(str(out))

@@ -44,6 +44,7 @@ class ClusterApi:
     asked: list[tuple[dict[str, list[str]], str]] = field(default_factory=list)
     """(query, authorization) of each request."""
     paths: set[str] = field(default_factory=set)
+    serving: set[asyncio.Task[Any] | None] = field(default_factory=set)
     address: str = ""
     account: Path = Path()
 
@@ -60,6 +61,7 @@ class ClusterApi:
         return b""
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.serving.add(task := asyncio.current_task())
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             url = urlsplit(head[0].split(" ")[1])
@@ -85,14 +87,16 @@ class ClusterApi:
             pass
         finally:
             writer.close()
+            self.serving.discard(task)
 
 
 @asynccontextmanager
 async def cluster_api(folder: Path, **answers: Any) -> AsyncIterator[ClusterApi]:
     """The API on a port of its own, and a service account's files in `folder`."""
     key, ca = folder / "tls.key", folder / "ca.crt"
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=api"
+    command = "openssl req -x509 -newkey ec -nodes -days 1 -subj /CN=api"
     words = [*command.split(), "-addext", "subjectAltName=IP:127.0.0.1"]
+    words += ["-pkeyopt", "ec_paramgen_curve:prime256v1"]
     subprocess.run([*words, "-keyout", key, "-out", ca], check=True, capture_output=True)
     (folder / "token").write_text("first\n")
     (folder / "namespace").write_text("here")
@@ -103,4 +107,6 @@ async def cluster_api(folder: Path, **answers: Any) -> AsyncIterator[ClusterApi]
     async with server:
         api.address = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield api
-        api.events.put_nowait(b"")
+        while api.serving:  # Who watches has left, or leaves at this word.
+            api.events.put_nowait(b"")
+            await asyncio.sleep(0.01)

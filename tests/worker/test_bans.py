@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TypicalLogitsWarper
 
 from headrace.base.sampling import SamplingParams
@@ -139,6 +140,34 @@ def test_top_a_and_sigma_by_their_definitions(seed: int) -> None:
     kept = np.flatnonzero(filtered(logits, top_n_sigma=1.0) > -INF).tolist()
     assert kept == np.flatnonzero(logits >= known.max() - known.std()).tolist()
     assert 0 < len(kept) < VOCAB - 1
+
+
+class Reads(TorchDispatchMode):
+    """Counts what a host would wait for on a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if any(each in name for each in ("_local_scalar_dense", "nonzero", "masked_select")):
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_filters_read_nothing_from_a_device() -> None:
+    feature = Filters()
+    asked = {"typical_p": 0.4, "top_a": 0.1, "top_n_sigma": 1.5}
+    assert feature.admit(admission(0, [1], 1, **asked))
+    logits = torch.randn(1, VOCAB)
+    with Reads() as reads:
+        feature.mask(logits, np.array([0]), np.array([1]))
+    assert not reads.seen
+    assert 0 < (logits > -INF).sum() < VOCAB
+    with Reads() as reads:
+        float(logits[0, 0])
+    assert reads.seen, "a read is seen"
 
 
 def test_greedy_and_unset_rows_do_not_ask() -> None:

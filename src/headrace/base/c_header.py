@@ -21,11 +21,11 @@ _ENUM = re.compile(r"enum (\w+) \{([^#}]*)\};")
 _CODE = re.compile(r"EACH\((\w+), (\d+), (\w+)\)")
 _STRUCT = re.compile(r"typedef struct \{([^}]*)\} (\w+);")
 _FIELD = re.compile(r"(?:const )?(\w+)(\*?) ([^;]+);")
-_FUNCTION = re.compile(r"_API ([\w ]+[ *]+)(\w+)\(([^)]*)\);")
+_FUNCTION = re.compile(r"^(?:HR_)?API ([\w ]+[ *]+)(\w+)\(([^)]*)\)", re.MULTILINE)
 
 
 class Header:
-    """Numbers, structs and functions of headers, in the subset of C in which ours are written."""
+    """Numbers, structs and functions of our headers and sources: not of C in general."""
 
     def __init__(self, *files: Path) -> None:
         """Read the files in order. A struct is one `typedef struct { … } Name;`; an enumerator and
@@ -73,12 +73,6 @@ class Header:
 def _type(declared: str) -> Any:
     """Return the type of a result or an argument, declared with or without a name."""
     if "*" in declared:
-        return ctypes.c_char_p if "char" in declared else ctypes.c_void_p
+        text = re.match(r"\s*const char\* ?\w*$", declared)
+        return ctypes.c_char_p if text else ctypes.c_void_p
     return _TYPES[declared.split()[0]]
-
-
-def declare(library: ctypes.CDLL, header: Header) -> None:
-    """Declare a header's functions to ctypes. Raises `AttributeError` for one that is missing."""
-    for name, (result, arguments) in header.functions.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments

@@ -7,6 +7,7 @@ They exist for debugging and for paths that a container sets; every public choic
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -94,3 +95,24 @@ def fuse_multiply_adds() -> None:
 def triton_interpreted() -> bool:
     """Return Triton's own switch: its kernels run in Python, on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def triton_cache() -> Path:
+    """Return the folder of Triton's cache, as Triton finds it."""
+    if explicit := os.environ.get("TRITON_CACHE_DIR"):
+        return Path(explicit)
+    return Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+
+
+def keep_triton_cache_in(folder: Path) -> None:
+    os.environ["TRITON_CACHE_DIR"] = str(folder)
+
+
+def name_libcuda(folder: str) -> None:
+    """Name the folder of the driver's library to Triton, which else asks ldconfig for it."""
+    os.environ.setdefault("TRITON_LIBCUDA_PATH", folder)
+
+
+def c_compiler() -> str | None:
+    """Return the C compiler that Triton would call; None: there is none."""
+    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")

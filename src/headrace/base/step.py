@@ -281,8 +281,8 @@ class StepResult:
     error: str | None = None
     """Set if the step failed: every sequence in it ends with an `EngineFault`."""
     cause: Literal["", "memory", "device"] = ""
-    """What failed, where a worker knows: the device had no memory for the step, and a smaller one
-    may fit; or the device is lost, and no step of this process will succeed."""
+    """Cause of the error, if a worker knows it: the device had no memory for the step, and a
+    smaller one may fit; or the device is lost, and no step of this process will succeed."""
     spoiled: dict[int, str] = field(default_factory=dict)
     """Reasons why single sequences cannot go on that are not their requests' fault, by entry."""
     failures: dict[int, str] = field(default_factory=dict)

@@ -11,9 +11,11 @@ import ctypes
 import functools
 import sysconfig
 from array import array
-from ctypes import c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
+
+from .c_header import Header
+from .native import BUILD, LibraryAbsent, LibraryStale, loaded
 
 VERSION = 6
 """Version of the C ABI: `hrt_version`."""
@@ -21,49 +23,7 @@ FILE = Path(__file__).parents[1] / "text" / "_headrace_text.so"
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "text", FILE.name)
 """Path in an editable install."""
 
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "hrt_version": (c_int32, []),
-    "hrt_strings": (c_int64, [c_void_p, c_int64, c_int64, c_int64, c_void_p]),
-    "hrt_bpe_new": (
-        c_void_p,
-        [
-            c_char_p,
-            c_void_p,
-            c_int64,
-            c_char_p,
-            c_void_p,
-            c_int64,
-            c_int32,
-            c_int32,
-            c_int32,
-            c_uint64,
-        ],
-    ),
-    "hrt_bpe_free": (None, [c_void_p]),
-    "hrt_bpe_find": (c_int64, [c_void_p, c_char_p, c_int64]),
-    "hrt_bpe_longest": (c_int64, [c_void_p]),
-    "hrt_bpe_encode": (c_int64, [c_void_p, c_char_p, c_int64, c_void_p]),
-    "hrt_automaton_new": (c_void_p, [c_int32, c_int32, c_uint64]),
-    "hrt_automaton_free": (None, [c_void_p]),
-    "hrt_automaton_held": (c_int64, [c_void_p]),
-    "hrt_automaton_cut": (c_int32, [c_void_p, c_void_p, c_int64]),
-    "hrt_automaton_extend": (c_int32, [c_void_p, c_void_p, c_int64]),
-    "hrt_automaton_end": (None, [c_void_p, c_void_p]),
-    "hrt_automaton_follow": (None, [c_void_p, c_void_p, c_void_p, c_int64]),
-    "hrt_automaton_path": (
-        c_int32,
-        [c_void_p, c_void_p, c_int32, c_int32, c_int32, c_double, c_void_p, c_void_p],
-    ),
-    "hrt_copy": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int32]),
-    "hrt_populate": (None, [c_void_p, c_void_p, c_int64, c_int32]),
-    "hrt_send": (c_int32, [c_int32, c_void_p, c_void_p, c_int64, c_double]),
-    "hrt_receive": (c_int32, [c_int32, c_void_p, c_void_p, c_int64, c_double]),
-    "hrt_automaton_counts": (None, [c_void_p, c_void_p, c_void_p]),
-}
-
-
-class TextLibraryAbsent(Exception):
-    """Reason why the library cannot be used, as a clause."""
+_SOURCES = FILE.parent / "csrc"
 
 
 @functools.cache
@@ -71,7 +31,7 @@ def library(kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL | None:
     """Load the library; None if it cannot be used: `absence` gives the reason."""
     try:
         return _load(kind)
-    except TextLibraryAbsent:
+    except LibraryAbsent:
         return None
 
 
@@ -79,39 +39,25 @@ def absence() -> str | None:
     """Return the reason why `library` is None, as a clause; None if it is not."""
     try:
         _load()
-    except TextLibraryAbsent as absent:
+    except LibraryAbsent as absent:
         return str(absent)
     return None
 
 
 def _load(kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
-    absent: TextLibraryAbsent | None = None
-    for file in (FILE, INSTALLED):
-        if file.exists():
-            try:
-                return _opened(file, kind)
-            except TextLibraryAbsent as error:  # the other one may be of a later build
-                absent = absent or error
-    raise absent or TextLibraryAbsent(
-        "our own library was not built (no C++ compiler at install time?); "
-        "`python -m headrace.kernels.cpu.build` builds it in place"
-    )
-
-
-def _opened(file: Path, kind: type[ctypes.CDLL]) -> ctypes.CDLL:
-    try:
-        loaded = kind(str(file))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(loaded, name)
-            function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError) as error:
-        raise TextLibraryAbsent(f"{file} cannot be loaded: {error}") from error
-    if loaded.hrt_version() != VERSION:
-        raise TextLibraryAbsent(
-            f"{file} belongs to another version of Headrace; "
-            "`python -m headrace.kernels.cpu.build` builds it anew"
+    header = Header(*sorted(_SOURCES.glob("*.cpp")))
+    found = loaded((FILE, INSTALLED), header, _check, kind)
+    if found is None:
+        raise LibraryAbsent(
+            "our own library was not built (no C++ compiler at install time?); "
+            f"{BUILD} builds it in place"
         )
-    return loaded
+    return found
+
+
+def _check(library: ctypes.CDLL, file: Path) -> None:
+    if library.hrt_version() != VERSION:
+        raise LibraryStale(f"{file} belongs to another version of Headrace; {BUILD} builds it anew")
 
 
 def walk_strings(data: Any, at: int, end: int, count: int) -> tuple[int, array[int]] | None:
@@ -120,12 +66,12 @@ def walk_strings(data: Any, at: int, end: int, count: int) -> tuple[int, array[i
     Returns (offset after the last one, or -1 if that exceeds `end`; `Packed.starts` of them), or
     None if the library is absent.
     """
-    loaded = library()
-    if loaded is None:
+    native = library()
+    if native is None:
         return None
     starts = array("Q", [0]) * (count + 1)
     held = ctypes.c_char.from_buffer(data)
-    walked: int = loaded.hrt_strings(
+    walked: int = native.hrt_strings(
         ctypes.addressof(held), at, end, count, starts.buffer_info()[0]
     )
     return walked, starts

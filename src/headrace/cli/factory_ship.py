@@ -19,7 +19,7 @@ from ..factory.artifact import panels_manifest, weights_manifest
 from ..factory.build import BuildOptions
 from ..factory.chart import write_chart
 from ..factory.fleet import Cell, locally, read_fleet, run_fleet
-from ..factory.image import ImageBuild
+from ..factory.image import FLAVOURS, ImageBuild
 from ..factory.release import Rings
 from ..factory.revoke import FILE, trusted
 from ..factory.sign import key_folder, signer
@@ -34,7 +34,10 @@ command = typer.Typer()
 
 @command.command()
 def image(
-    architectures: Annotated[str, typer.Option(help="Processors, by OCI's names.")] = "amd64,arm64",
+    architectures: Annotated[
+        str | None, typer.Option(help="Processors, by OCI's names; none: all of the flavour.")
+    ] = None,
+    flavour: Annotated[str, typer.Option(help=f"{', '.join(FLAVOURS)}.")] = "cpu",
     lock: Annotated[
         Path | None, typer.Option(help="Lock with hashes; none: the checkout's.")
     ] = None,
@@ -52,7 +55,13 @@ def image(
     build = ImageBuild(
         Store(store_folder(store)),
         signer(key),
-        [one.strip() for one in architectures.split(",")],
+        [
+            one.strip()
+            for one in (architectures or ("amd64" if flavour == "cuda" else "amd64,arm64")).split(
+                ","
+            )
+        ],
+        flavour=flavour,
         lock=lock,
         wheels=wheels,
         mirror=debian,

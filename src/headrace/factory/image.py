@@ -1,8 +1,10 @@
-"""The engine's image without a daemon: three layers for each processor, and an index over them.
+"""The engine's image without a daemon: a few layers for each processor, and an index over them.
 
 base: Python and its libraries from Debian's packages, by their digests in `debian.json`. libraries:
 the wheels of the lock, by its hashes. engine: this package, from a wheel or as installed here. The
-image has no shell and no model. It runs as user 65532 and writes only to `/cache` and `/tmp`.
+image has no shell and no model. It runs as user 65532 and writes only to `/cache` and `/tmp`. The
+flavour for CUDA has a compiler in its base, which Triton needs for launchers, and a layer with
+torch and NVIDIA's libraries below the others, which an engine release does not change.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from email import message_from_bytes
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
@@ -49,10 +51,31 @@ GLIBC = range(17, 37)
 """Versions 2.x that a wheel may require: up to that of the base."""
 LOCK = PACKAGE.parents[1] / "deploy" / "image.lock"
 """Lock of a checkout, including the packages that check profiles; `make lock` writes it."""
+CUDA_LOCK = LOCK.with_name("image-cuda.lock")
+"""Lock of the flavour for CUDA."""
+FLAVOURS = {"cpu": LOCK, "cuda": CUDA_LOCK}
+_HEAVY = re.compile(r"(torch|triton|nvidia|cuda)(-|$)")
+"""Packages of the layer `cuda`."""
 PINNED = Path(__file__).parent / "debian.json"
 """Pinned packages, written by `deploy/debian.py`."""
 APT = Path("/etc/apt")
 """Folder of apt's configuration, which names mirrors."""
+PARTS = ("base", "libraries", "engine")
+CUDA_PARTS = ("base", "cuda", "libraries", "engine")
+"""Layers of an image, the lowest first."""
+ENVIRONMENT = (
+    "PATH=/usr/bin",
+    "LANG=C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE=1",
+    "HEADRACE_CACHE=/cache",
+)
+CUDA_ENVIRONMENT = (
+    "PATH=/usr/bin:/sbin",
+    "TRITON_CACHE_DIR=/cache/triton",
+    "NVIDIA_VISIBLE_DEVICES=all",
+    "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+)
+"""The last two are read by NVIDIA's container runtime."""
 USER = 65532
 """Unprivileged user id, as in other images without a shell."""
 MOST_SECONDS = 300
@@ -66,6 +89,7 @@ class ImagePlace:
     mirror: str
     """URL or folder of Debian's packages; empty if none is known."""
     lock: str
+    """Text of the lock."""
     wheels: Path | None
     """Folder with wheels: of this package, and of the lock's if no index is used."""
     offline: bool
@@ -105,24 +129,38 @@ class ImageBuild:
         key: CryptoSigner,
         architectures: list[str],
         *,
+        flavour: str = "cpu",
         lock: Path | None = None,
         wheels: Path | None = None,
         mirror: str | None = None,
         offline: bool = False,
     ) -> None:
-        """Plan the image. Raises `InvalidRequest` for an unknown architecture or an unreadable
-        file."""
+        """Plan the image. Raises `InvalidRequest` for an unknown architecture or flavour, or an
+        unreadable file."""
+        if flavour not in FLAVOURS:
+            raise InvalidRequest(
+                f"flavour must be one of {', '.join(FLAVOURS)}, not {flavour!r:.80}",
+                param="flavour",
+            )
+        lock = lock or FLAVOURS[flavour]
         if strange := [one for one in architectures if one not in MACHINES]:
             raise InvalidRequest(
                 f"{strange[0]!r} is none of {', '.join(MACHINES)}", param="architectures"
             )
         try:
-            text = (lock or LOCK).read_text(encoding="utf-8")
+            text = lock.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise InvalidRequest(f"{lock or LOCK} cannot be read: {reason}", param="lock") from None
+            raise InvalidRequest(f"{lock} cannot be read: {reason}", param="lock") from None
         pinned = json.loads(PINNED.read_bytes())
-        self.store, self.name = store, f"headrace:{VERSION}"
+        more = pinned.get(flavour, {}) if flavour != "cpu" else None
+        if more is not None and (lacking := [one for one in architectures if one not in more]):
+            raise InvalidRequest(
+                f"the flavour {flavour} is made for {', '.join(more)}, not for {lacking[0]}",
+                param="architectures",
+            )
+        self.store = store
+        self.name = f"headrace:{VERSION}" + (f"-{flavour}" if more is not None else "")
         machine = {there: one for one, there in MACHINES.items()}.get(platform.machine(), "")
         if machine not in pinned["packages"] or sys.platform != "linux":
             raise InvalidRequest(
@@ -139,9 +177,11 @@ class ImageBuild:
             own=pinned["packages"][machine],
         )
         packing = {"zlib": zlib.ZLIB_RUNTIME_VERSION}
+        parts = PARTS if more is None else CUDA_PARTS
         stages, used = [], [("image.lock", digest_of(text.encode()))]
         for one in architectures:
-            used += [(path, f"sha256:{sha256}") for path, sha256 in pinned["packages"][one]]
+            packages = [*pinned["packages"][one], *(more[one] if more else ())]
+            used += [(path, f"sha256:{sha256}") for path, sha256 in packages]
             about = {"architecture": one, **packing}
             engine = {
                 name: digest_of(entry.read())
@@ -149,19 +189,23 @@ class ImageBuild:
                 if entry.read
             }
             used.append((f"headrace-{one}", digest_of(canonical(engine))))
-            stages += [
-                Stage(f"base-{one}", "base", (), {**about, "packages": pinned["packages"][one]}),
-                Stage(
-                    f"libraries-{one}", "libraries", (), {**about, "lock": digest_of(text.encode())}
-                ),
-                Stage(
-                    f"engine-{one}", "engine", (), {**about, "files": digest_of(canonical(engine))}
-                ),
-            ]
+            asked: dict[str, dict[str, Any]] = {
+                "base": {"packages": packages},
+                "cuda": {"lock": digest_of(text.encode()), "heavy": True},
+                "libraries": {"lock": digest_of(text.encode())},
+                "engine": {"files": digest_of(canonical(engine))},
+            }
+            if more is not None:
+                asked["libraries"]["heavy"] = False
+            stages += [Stage(f"{part}-{one}", part, (), {**about, **asked[part]}) for part in parts]
         needs = tuple(stage.name for stage in stages)
-        stages.append(Stage("image", "image", needs, {"architectures": architectures}))
+        told = {"architectures": architectures}
+        if more is not None:
+            told["parts"] = list(parts)
+        stages.append(Stage("image", "image", needs, told))
         recipes = {
             "base": Recipe(_base, code=_CODE),
+            "cuda": Recipe(_libraries, code=_CODE),
             "libraries": Recipe(_libraries, code=_CODE),
             "engine": Recipe(self._pack_engine, code=_CODE),
             "image": Recipe(_image, code=_CODE),
@@ -232,7 +276,14 @@ def _base(work: Work) -> Result:
     """Unpack Debian's packages; add a user and the two writable folders."""
     place: ImagePlace = work.place
     packages = work.stage.parameters["packages"]
-    entries = dict(place.packages) if packages == place.own else _unpacked(place, packages)
+    entries: dict[str, Entry] = {}
+    rest = packages
+    if all(one in packages for one in place.own):
+        entries, rest = dict(place.packages), [one for one in packages if one not in place.own]
+    entries |= _unpacked(place, rest)
+    if "usr/bin/gcc-12" in entries:
+        entries["usr/bin/cc"] = entries["usr/bin/gcc"] = Entry(link="gcc-12")
+        entries["etc/debian_version"] = Entry(b"12\n".__bytes__)  # NVIDIA's runtime asks for it.
     user = f"root:x:0:0::/:/\nheadrace:x:{USER}:{USER}::/cache:/\n".encode()
     group = f"root:x:0:\nheadrace:x:{USER}:\n".encode()
     entries["etc/passwd"], entries["etc/group"] = Entry(user.__bytes__), Entry(group.__bytes__)
@@ -278,6 +329,8 @@ def _libraries(work: Work) -> Result:
     with TemporaryDirectory(dir=work.store.root / "tmp") as name:
         wheels, lock = Path(name), Path(name) / "lock"
         pins = locked(place.lock, machine)  # pip would evaluate conditions for its own Python.
+        if (heavy := work.stage.parameters.get("heavy")) is not None:
+            pins = [pin for pin in pins if bool(_HEAVY.match(_named(pin[0]))) == heavy]
         lock.write_text("".join(map(_requirement, pins)), encoding="utf-8")
         words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", name]
         words += ["--require-hashes", "--only-binary=:all:", "--requirement", str(lock)]
@@ -331,31 +384,27 @@ def _layer(work: Work, entries: dict[str, Entry]) -> Result:
 
 def _image(work: Work) -> Result:
     """Write the configuration and manifest of each processor, and the index over them."""
+    parts = work.stage.parameters.get("parts", PARTS)
     manifests: list[object] = []
     outputs: dict[str, Descriptor] = {}
+    environment = [*ENVIRONMENT]
+    if "cuda" in parts:
+        environment = [*ENVIRONMENT[1:], *CUDA_ENVIRONMENT]
     for one in work.stage.parameters["architectures"]:
-        layers = [need(work, f"{part}-{one}") for part in ("base", "libraries", "engine")]
+        layers = [need(work, f"{part}-{one}") for part in parts]
         config = {
             "architecture": one,
             "os": "linux",
             "config": {
                 "User": f"{USER}:{USER}",
-                "Env": [
-                    "PATH=/usr/bin",
-                    "LANG=C.UTF-8",
-                    "PYTHONDONTWRITEBYTECODE=1",
-                    "HEADRACE_CACHE=/cache",
-                ],
+                "Env": environment,
                 "Entrypoint": [f"/usr/bin/python{PYTHON}", "-m", "headrace"],
                 "Cmd": ["serve", "--host", "0.0.0.0"],
                 "ExposedPorts": {"8000/tcp": {}},
                 "WorkingDir": "/cache",
             },
             "rootfs": {"type": "layers", "diff_ids": [one.figures["diff_id"] for one in layers]},
-            "history": [
-                {"created_by": f"headrace factory image: {part}"}
-                for part in ("base", "libraries", "engine")
-            ],
+            "history": [{"created_by": f"headrace factory image: {part}"} for part in parts],
         }
         described = work.store.put(canonical(config), CONFIG_TYPE)
         blobs = [layer.outputs["layer"] for layer in layers]

@@ -24,8 +24,8 @@ LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 LEVEL = 6
 """gzip's level: 9 takes three times as long for 1 % less."""
 MOST_FILES = 100_000
-MOST_BYTES = 1 << 30
-"""Limits of a package's unpacked size."""
+MOST_BYTES = 4 << 30
+"""Limits of a package's unpacked size; torch with CUDA has 2 GB."""
 
 
 @dataclass(frozen=True, slots=True)

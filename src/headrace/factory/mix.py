@@ -31,6 +31,8 @@ ROWS = 64
 """Rows of a matrix that are tried in each type."""
 SAMPLE = 1024
 """Tokens that matrices are weighed on, about."""
+SHORT = 256
+"""Tokens of their windows, at most."""
 ERROR = 1.25
 """Factor by which rounding to the nearest was mispredicted at most."""
 STEPS = 60
@@ -83,7 +85,12 @@ def weigh(
     from ..quantise.sensitivity import gains, sensitivities
 
     total = sum(map(len, windows))
-    some = windows[:: max(1, total // SAMPLE)]
+    # Short windows: each is one draw of how the changes of its tokens add up.
+    some = [
+        window[at : at + SHORT]
+        for window in windows[:: max(1, total // SAMPLE)]
+        for at in range(0, len(window), SHORT)
+    ]
     mine: dict[str, Any] = {}
     for one in tensors:
         mine |= dict.fromkeys(one.names, one)

@@ -24,6 +24,7 @@ from ..loader.gguf import GgufFile
 from ..loader.gguf_model import gguf_of
 from ..loader.open import open_local
 from ..loader.progress import Progress
+from ..loader.sealed import digest_without
 from ..loader.shards import INDEX
 from ..quantise.imatrix import Importance, fits, statistics_of
 from ..quantise.target import Quantisable, Stats
@@ -168,13 +169,15 @@ def _compressed(
     made = to_compressed.Folder(weights, to, chosen[0].arch if isinstance(chosen, tuple) else None)
     tensors = _rounded(made.tensors, chosen, folder, progress)
     data_of = _data_of(made.tensors, folder)
+    digests: dict[str, str] = {}
     for name in weights:
 
         def body(out: BinaryIO, name: str = name) -> None:
             made.write(name, out, data_of)
+            digests[name] = digest_without(out)
 
         write(name, body)
-    config, index = made.config(sources[CONFIG]), made.index()
+    config, index = made.config(sources[CONFIG], digests), made.index()
     write(CONFIG, lambda out: _put(out, config))
     if INDEX in sources:
         write(INDEX, lambda out: _put(out, index))

@@ -251,7 +251,7 @@ class Shrinking:
             path = staged / name
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("wb") as out:
+                with path.open("w+b") as out:
                     body(out)
                     out.flush()
                     os.fsync(out.fileno())

@@ -27,6 +27,7 @@ from ..loader.latent_heads import shapes as latent_parts
 from ..loader.names import from_hf_name
 from ..loader.row_parts import parts as row_parts
 from ..loader.safetensors_file import SIZES, StoredTensor, read_header
+from ..loader.sealed import CONFIG_KEY
 from ..quant.schemes import NVFP4_GROUP
 from ..quantise.coded import Coding
 from ..quantise.rounding import Rounding
@@ -192,8 +193,9 @@ class Folder:
         names = {name: shard for name, shard, _ in found}
         return _json({"metadata": {"total_size": total}, "weight_map": names})
 
-    def config(self, path: Path) -> bytes:
-        """Write `config.json` with the format of the weights. Raises `ModelFileError`."""
+    def config(self, path: Path, digests: Mapping[str, str]) -> bytes:
+        """Write `config.json` with the format of the weights and the digests of the shards. Raises
+        `ModelFileError`."""
         told = {
             "quant_method": "compressed-tensors",
             "format": self.coding.format,
@@ -201,7 +203,8 @@ class Folder:
             "ignore": IGNORED,
             "config_groups": {"group_0": self.coding.config()},
         }
-        return _json({**read_json(path), "quantization_config": told})
+        seal = {CONFIG_KEY: dict(digests)}
+        return _json({**read_json(path), "quantization_config": told, **seal})
 
     def _parts(self, name: str, one: StoredTensor) -> Iterator[tuple[str, str, list[int]]]:
         """Yield (name, type, shape) of each tensor that one becomes."""

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from ..base.arch import ModelArch
 from ..kernels.arrays import floats
 from ..kernels.cpu.encode import BLOCKS, encoder
-from ..loader.gguf import DEFAULT_ALIGNMENT, MAGIC, GgufFile, TensorInfo
+from ..loader import sealed
+from ..loader.gguf import DEFAULT_ALIGNMENT, HEAD, MAGIC, GgufFile, TensorInfo
 from ..loader.names import from_gguf_name
 from ..loader.weights_gguf import named
 from ..quant.ggml_types import BY_NAME, DENSE, GgmlType
@@ -165,7 +166,8 @@ def write_gguf(
     made: Iterable[GgufTensor],
     data_of: Callable[[GgufTensor], Iterable[npt.NDArray[Any]]],
 ) -> None:
-    """Write the file with the tensors of `made` in their new types; `data_of` has their bytes."""
+    """Write the file with the tensors of `made` in their new types, and its digest; `out` can be
+    read, `data_of` has the tensors' bytes."""
     align = file.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     tensors, new = list(file.tensors.values()), {one.info.name: one for one in made}
     sizes = {one.name: (one.type, one.nbytes) for one in tensors}
@@ -186,6 +188,7 @@ def write_gguf(
         wrote = sum(out.write(np.ascontiguousarray(part).data) for part in parts)
         assert wrote == sizes[one.name][1], one.name
         out.write(bytes(_up(wrote, align) - wrote))
+    sealed.seal(out, HEAD + entries.find(sealed.ENTRY) + len(sealed.ENTRY))
 
 
 def _costly(info: TensorInfo, layers: int) -> bool:
@@ -210,8 +213,8 @@ def _kind(name: str, shape: tuple[int, ...], was: GgmlType, wished: tuple[str, s
 
 
 def _entries(file: GgufFile, number: int) -> tuple[bytes, int]:
-    """Return (the metadata with its new type and ggml's version of the blocks, number of
-    entries)."""
+    """Return (the metadata with its new type, ggml's version of the blocks and room for a digest,
+    number of entries)."""
     entries, count = bytearray(file.entries()), len(file.metadata)
     for key, value in (("general.file_type", number), ("general.quantization_version", 2)):
         head = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", 4)
@@ -221,6 +224,13 @@ def _entries(file: GgufFile, number: int) -> tuple[bytes, int]:
         elif key not in file.metadata:
             entries += head + struct.pack("<I", value)
             count += 1
+    at = entries.find(sealed.ENTRY)
+    if at >= 0:
+        at += len(sealed.ENTRY)
+        entries[at : at + len(sealed.EMPTY)] = sealed.EMPTY.encode()
+    else:
+        entries += sealed.ENTRY + sealed.EMPTY.encode()
+        count += 1
     return bytes(entries), count
 
 

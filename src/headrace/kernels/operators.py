@@ -72,6 +72,12 @@ class KvLayer:
     def block_size(self) -> int:
         return int(self.k.shape[2])
 
+    @property
+    def across(self) -> bool:
+        """Whether the tokens of a block lie side by side in the tensor `v`, which is a view of
+        [blocks, G, E, S] then: so GPUs multiply values in e4m3 as they are."""
+        return bool(self.v.stride(2) < self.v.stride(3))
+
 
 @dataclass(slots=True)
 class StateLayer:

@@ -104,6 +104,10 @@ class Provider(Operators, Protocol):
         """
         ...
 
+    def compile_kernels(self, plain: CallByCall, limits: StepLimits) -> None:
+        """Compile the kernels of any step, before the first one is computed."""
+        ...
+
     def planner(self, cache: KvCache, drafts: int = 0) -> Planner | None:
         """Return the maker of attention lists for this cache, where entries verify up to `drafts`
         drafts; None: no lists are used."""

@@ -55,6 +55,9 @@ class ReferenceOperators:
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         return None
 
+    def compile_kernels(self, plain: CallByCall, limits: StepLimits) -> None:
+        """There are none to compile."""
+
     def planner(self, cache: KvCache, drafts: int = 0) -> Planner | None:
         return None
 

@@ -70,6 +70,10 @@ class ComposedOperators:
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         return None if self._single is None else self._single.compile(plain, limits)
 
+    def compile_kernels(self, plain: CallByCall, limits: StepLimits) -> None:
+        for provider in {id(each): each for each in self.providers.values()}.values():
+            provider.compile_kernels(plain, limits)
+
     def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:
         return 0 if self._single is None else self._single.graph_bytes(plain, limits)
 

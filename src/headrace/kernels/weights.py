@@ -209,6 +209,7 @@ class TiledWeight:
     zero: int | None
     """The code that stands for 0 in all groups; None: groups have offsets."""
     bits: int
+    """Width of a code, or `triton.unpack.E2M1`."""
     group: int
     shape: tuple[int, int]
 

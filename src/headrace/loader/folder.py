@@ -15,6 +15,7 @@ from .gguf_model import end_of_turn, with_rows
 from .headers import hold
 from .jsonfile import read_json
 from .pooling import read_pooling
+from .sealed import check_shards
 from .shards import find_shards
 
 MAX_TEMPLATE = 1 << 20
@@ -32,6 +33,7 @@ def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFil
     if not (folder / "config.json").is_file():
         raise ModelFileError(f"{folder}: no config.json in it, so it is not a model folder")
     config = read_json(folder / "config.json")
+    check_shards(folder, config)
     arch = from_hf(config)
     scheme_of(config)  # raises here if it cannot be loaded
     shards = find_shards(folder)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MAGIC = b"GGUF"
-_HEAD = 24
+HEAD = 24
 """Bytes before the metadata: magic, version, number of tensors, number of entries."""
 MAX_ENTRIES = 1 << 16
 """Largest number of metadata entries, and of tensors: the largest models have some thousands."""
@@ -70,7 +70,7 @@ class GgufFile:
         try:
             with path.open("rb") as file:
                 size = file.seek(0, 2)
-                if size < _HEAD:
+                if size < HEAD:
                     raise ModelFileError(f"{path.name}: {size} bytes is too short for a GGUF file")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
@@ -115,7 +115,7 @@ class GgufFile:
 
     def entries(self) -> bytes:
         """Return the metadata's bytes unchanged."""
-        return self._map[_HEAD : self._tables]
+        return self._map[HEAD : self._tables]
 
     def _alignment(self) -> int:
         value = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -146,7 +146,7 @@ class _Reader:
             raise ModelFileError(f"{self.name}: big-endian GGUF files are not read")
         if version not in (2, 3):
             raise ModelFileError(f"{self.name}: GGUF version {version}; supported: 2 and 3")
-        self.at = _HEAD
+        self.at = HEAD
         self._bound("number of tensors", tensors, MAX_ENTRIES)
         self._bound("number of metadata entries", entries, MAX_ENTRIES)
         return version, tensors, entries

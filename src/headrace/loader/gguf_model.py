@@ -12,7 +12,8 @@ from ..base.modelfiles import TOOL_USE, ModelFiles
 from ..base.strings import StringArray
 from ..models.reader import from_gguf
 from ..models.ropes import LONG_FACTORS, ROPE_FACTORS
-from .gguf import GgufFile
+from . import sealed
+from .gguf import HEAD, GgufFile
 
 END_OF_TURN = (
     "<|im_end|>",
@@ -52,6 +53,9 @@ def open_gguf(path: Path, name: str, licence: str | None = None) -> ModelFiles:
     """Read the metadata of a GGUF file; the tensors stay where they are."""
     file = GgufFile(path)
     metadata = file.metadata
+    if sealed.KEY in metadata:
+        at = HEAD + file.entries().find(sealed.ENTRY) + len(sealed.ENTRY)
+        sealed.check(path, metadata[sealed.KEY], at)
     factors: dict[str, list[float]] = {}
     for tensor in (ROPE_FACTORS, *LONG_FACTORS):
         if tensor in file.tensors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ from .weight_source import Matrix, WeightSource
 if TYPE_CHECKING:
     import torch
 
+    from .upload import Upload
+
 
 def prepare(
     graph: Graph,
@@ -56,8 +59,9 @@ def prepare(
     with ThreadPoolExecutor(1, "headrace-rope") as thread:
         # Cosines do not hold the interpreter lock: they are made at the same time as the weights.
         tables = {key: thread.submit(rope_table, *key, max_context) for key in _rotations(graph)}
-        for ref in _in_order(graph):
-            preparing.add(ref)
+        with closing(preparing):
+            for ref in _in_order(graph):
+                preparing.add(ref)
         source.finish()
         for key, table in tables.items():
             preparing.rope(*key, table.result())
@@ -92,6 +96,21 @@ class _Preparing:
         """Embedding and output matrices, by name: a tied table is both."""
         self._seen: set[int] = set()
         self._dequantise = Expansion()
+        self._upload: Upload | None = None
+
+    def _send(self, array: Array) -> torch.Tensor:
+        if self._device != "cuda":
+            found: torch.Tensor = tensor(array).to(self._device)
+            return found
+        if self._upload is None:
+            from .upload import CudaLink, Upload  # Local: it copies tensors.
+
+            self._upload = Upload(CudaLink(self._device))
+        return self._upload(array)
+
+    def close(self) -> None:
+        if self._upload is not None:
+            self._upload.close()
 
     def add(self, ref: WeightRef) -> None:
         # The own table of a head serves the tokens that it reads: its logits are then the target's.
@@ -159,14 +178,14 @@ class _Preparing:
         if self._operators.host or isinstance(weight, LateWeight):
             return weight
         if isinstance(weight, DenseWeight | BlockWeight):
-            return replace(weight, data=tensor(weight.data).to(self._device))
+            return replace(weight, data=self._send(weight.data))
         if isinstance(weight, PackedWeight):
             arrays = weight.codes, weight.scales, weight.offsets, weight.order
             codes, scales, offsets, order = (
-                None if each is None else tensor(each).to(self._device) for each in arrays
+                None if each is None else self._send(each) for each in arrays
             )
             return replace(weight, codes=codes, scales=scales, offsets=offsets, order=order)
-        data, scales = (tensor(each).to(self._device) for each in (weight.data, weight.scales))
+        data, scales = (self._send(each) for each in (weight.data, weight.scales))
         return Fp8Weight(data.view(_torch().float8_e4m3fn), scales)
 
 

@@ -2,8 +2,9 @@
 
 For changes δ of a product's outputs the KL divergence is, to the second order, ½ E (g · δ)², with g
 the gradient of log p(y) for a y drawn from the model's own distribution (Fisher's information).
-Changes by rounding are as good as independent, so the squares of single outputs are added. A sample
-of the text is enough: the pass gives weights of errors, no statistic to round by.
+Changes of the outputs of one product by rounding are as good as independent, so their squares are
+added; those of one output at all tokens of a window act together. A sample of the text is enough:
+the pass gives weights of errors, no statistic to round by.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
@@ -49,9 +51,11 @@ class Read:
 
     x: Floats | None
     """[tokens, in]: its inputs; None: a table, whose rows `chosen` are read as they are."""
-    weight: Floats
-    """[tokens, out]: squares of gradients; [tokens, 1] of a head, of the drawn outputs alone."""
-    chosen: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    grad: Floats
+    """[tokens, out]: gradients of its outputs; of a head [tokens, 1], of those that were drawn."""
+    starts: npt.NDArray[np.int64] | None = None
+    """First token of each window, within which all changes add up; None: of each token."""
+    chosen: npt.NDArray[np.int64] | None = None
     """[tokens]: rows of the table, or the outputs that a head's draw chose."""
 
     def inputs(self) -> Floats | None:
@@ -66,13 +70,14 @@ class Read:
             wrong = off(some)[place]
             if self.x is not None:
                 wrong = np.einsum("ti,ti->t", wrong, self.x)[:, None]
-            return 0.5 * float((self.weight * wrong**2).sum(dtype=np.float64))
-        out = self.weight.shape[1]
+            return 0.5 * float(np.square(self.grad * wrong).sum(dtype=np.float64))
+        out = self.grad.shape[1]
         some = np.linspace(0, out - 1, min(rows, out)).astype(np.int64)
         assert self.x is not None
-        wrong = self.x @ off(some).T
-        found = float((self.weight[:, some] * wrong**2).sum(dtype=np.float64))
-        return float(0.5 * found * out / len(some))
+        moved = self.grad[:, some] * (self.x @ off(some).T)
+        if self.starts is not None:
+            moved = np.add.reduceat(moved, self.starts, axis=0)
+        return float(0.5 * np.square(moved).sum(dtype=np.float64) * out / len(some))
 
 
 def gains(x: Floats) -> tuple[float, float]:
@@ -149,7 +154,7 @@ def _run(
     weights: Prepared = prepare(
         graph, source, ops, device="cpu", dtype="float32", max_context=longest
     ).weights
-    ops.watch([*graph.weights()], weights)
+    ops.watch([*graph.weights()], weights, windows)
     outputs = tuple(graph.outputs.values())
     pool = pool_of(graph, windows, "float32")
     nodes = Interpreter(graph.nodes, weights, outputs)
@@ -194,14 +199,16 @@ class _Gradients(ReferenceOperators):
         super().__init__(torch.float32)
         self.ends: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Inputs of heads, and their gradients."""
+        self._bounds = np.zeros(1, np.int64)
         self._refs: dict[int, WeightRef] = {}
         self._kept: list[tuple[WeightRef, Any, torch.Tensor]] = []
         self._ends: list[tuple[int, Read]] = []
         self._tables: list[tuple[int, torch.Tensor, float, torch.Tensor]] = []
         self._draws = torch.Generator().manual_seed(0)
 
-    def watch(self, refs: Sequence[WeightRef], weights: Prepared) -> None:
-        """Keep reads of these products."""
+    def watch(self, refs: Sequence[WeightRef], weights: Prepared, windows: Windows) -> None:
+        """Keep reads of these products over these windows."""
+        self._bounds = np.cumsum([0, *map(len, windows)])
         for ref in refs:
             if ref.role == "embed":
                 self._refs[id(weights.weight(ref))] = ref
@@ -239,9 +246,11 @@ class _Gradients(ReferenceOperators):
             assert some.grad is not None
             grad[first : first + ROWS] = some.grad
             drawn.append(y)
-            left.append(-torch.expm1(of_y.detach()))
+            left.append(torch.sqrt_(-torch.expm1(of_y.detach())))
         self.ends.append((x, grad))
-        read = Read(x.detach().numpy(), torch.cat(left).numpy(), torch.cat(drawn)[:, 0].numpy())
+        # The square of these is the variance of a change under the distribution, of the draw's own.
+        spread, chosen = torch.cat(left).numpy(), torch.cat(drawn)[:, 0].numpy()
+        read = Read(x.detach().numpy(), spread, chosen=chosen)
         self._ends.append((id(weight), read))
         return x.new_empty(len(x), 0)
 
@@ -251,15 +260,17 @@ class _Gradients(ReferenceOperators):
         for ref, x, y in self._kept:
             if y.grad is None:
                 continue  # Nothing later reads it.
-            squares, inputs = y.grad.square_().numpy(), x.numpy()
+            grads, inputs = y.grad.numpy(), x.numpy()
+            # An expert sees some tokens of a window; which, is not known here.
+            starts = self._bounds[:-1] if len(inputs) == self._bounds[-1] else None
             ends = np.cumsum(ref.rows)
             for name, rows, end in zip(ref.names, ref.rows, ends, strict=True):
-                found.setdefault(name, []).append(Read(inputs, squares[:, end - rows : end]))
+                found.setdefault(name, []).append(Read(inputs, grads[:, end - rows : end], starts))
         for weight, read in self._ends:
             found.setdefault(self._refs[weight].names[0], []).append(read)
         for weight, tokens, scale, made in self._tables:
             if made.grad is not None and weight in self._refs:
-                squares = made.grad.square_().numpy() * np.float32(scale**2)
-                read = Read(None, squares, tokens.numpy())
+                grads = made.grad.numpy() * np.float32(scale)
+                read = Read(None, grads, chosen=tokens.numpy())
                 found.setdefault(self._refs[weight].names[0], []).append(read)
         return found

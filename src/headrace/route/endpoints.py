@@ -160,7 +160,8 @@ class Endpoints:
         self._cluster, self._port = cluster, port
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
         self._words = {"labelSelector": f"kubernetes.io/service-name={service}"}
-        self._slices: dict[str, _Slice] = {}
+        self._slices: dict[str, tuple[str, list[str]]] = {}
+        """Name of a slice → its family and the URLs of its ready pods."""
 
     async def watch(self, found: Found) -> None:
         wait = FIRST_PAUSE
@@ -189,7 +190,10 @@ class Endpoints:
                 if len(body) > MOST_LIST:
                     raise ApiRefused(f"the API's list has more than {MOST_LIST} bytes")
         told = _list(body)
-        self._slices = {one.metadata.name: one for one in (told.items or ())[:MOST_SLICES]}
+        self._slices = {
+            one.metadata.name: (one.addressType, self._urls(one))
+            for one in (told.items or ())[:MOST_SLICES]
+        }
         return told.metadata.resourceVersion
 
     async def _followed(self, version: str, found: Found) -> str:
@@ -227,18 +231,18 @@ class Endpoints:
         if event.type == "DELETED":
             self._slices.pop(told.metadata.name, None)
         elif event.type in ("ADDED", "MODIFIED"):
-            self._slices[told.metadata.name] = told
+            self._slices[told.metadata.name] = told.addressType, self._urls(told)
             if len(self._slices) > MOST_SLICES:
                 raise ApiRefused(f"the service has more than {MOST_SLICES} slices")
         return told.metadata.resourceVersion
 
     def _tell(self, found: Found) -> None:
         """Tell the addresses of ready pods: of one family, IPv4 where there is one."""
-        for family in ("IPv4", "IPv6"):
-            slices = [one for one in self._slices.values() if one.addressType == family]
-            if slices:
-                break
-        urls = {url: None for one in slices for url in self._urls(one)}
+        here = {family for family, _ in self._slices.values()}
+        chosen = "IPv4" if "IPv4" in here else "IPv6"
+        urls = dict.fromkeys(
+            url for family, listed in self._slices.values() if family == chosen for url in listed
+        )
         note(self, "" if urls else "the service has no ready pod with this port")
         found(list(urls)[:MOST_SERVERS])
 
@@ -253,7 +257,7 @@ class Endpoints:
             # Nothing of a cluster is reached on this pod's own loopback.
             if (host := usable(address)) and not address.startswith("127.") and address != "::1":
                 found.append(f"http://{host}:{port}")
-        return found
+        return found[:MOST_SERVERS]
 
     def _number(self, ports: list[_Port]) -> int | None:
         """Return the pods' port; None if the slice does not have it."""

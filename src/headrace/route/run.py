@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..base.errors import OptionError
+from ..base.systemd import notify
 from ..engine.simulator.routing import ROUTERS
 from ..server.hosts import read_hosts
 from ..server.listen import http_server
@@ -80,6 +81,7 @@ def route(
                 stops.append(tasks.errand("picker", picker.stop(seconds)))
             server.force_exit = gateway.draining
             gateway.draining = server.should_exit = True
+            notify("STOPPING=1")
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signalled)
@@ -93,6 +95,7 @@ def route(
             name, taken = listener.getsockname()[:2]
             named = "".join(f" and {one.name}" for one in sources)
             announce(f"ready: {len(replicas)} servers{named} by {policy} on http://{name}:{taken}")
+            notify("READY=1")
             await server.serve(sockets=[listener])
             await asyncio.gather(*stops)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -82,14 +83,14 @@ def page_of(gateway: Gateway) -> bytes:
     )
     body = f'<div class="cards">{body}</div>'
     if down := ended(gateway.tasks.down):
-        body += table(["what does not run"], [[down]])
+        body += _left(["what does not run"], [[down]])
     counts = gateway.times.counts()
     body += "<h2>Servers</h2>" + _bounded(
         SERVERS, [_row(one, counts.get(one.url, {})) for one in replicas]
     )
     if gateway.sources:
         rows = [[one.name, one.problem or "answers"] for one in gateway.sources]
-        body += "<h2>Sources</h2>" + table(["source", "state"], rows)
+        body += "<h2>Sources</h2>" + _left(["source", "state"], rows)
     body += _latencies(gateway)
     return page("Headrace route", f"version {VERSION}, renewed every {RENEWED} s", body).encode()
 
@@ -144,4 +145,9 @@ def _shown(seconds: float | None) -> str:
 
 def _bounded(header: tuple[str, ...], rows: list[list[str]]) -> str:
     more = len(rows) - MOST_ROWS
-    return table(header, rows[:MOST_ROWS]) + (f"<p>and {more} more</p>" if more > 0 else "")
+    return _left(header, rows[:MOST_ROWS]) + (f"<p>and {more} more</p>" if more > 0 else "")
+
+
+def _left(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table whose cells are text."""
+    return table(header, rows).replace("<table>", '<table class="left">', 1)

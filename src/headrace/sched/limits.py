@@ -10,6 +10,10 @@ from headrace.base.errors import OptionError
 Policy = Literal["fcfs", "priority"]
 
 
+LEAST_STEP = 256
+"""Units to which a step that found no memory may shrink; more, if more sequences may run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds made once, at start, from the resolved options and the memory plan."""
@@ -50,3 +54,24 @@ class Limits:
     def running(self) -> int:
         """Most sequences that run, few enough that each of them can decode in every step."""
         return min(self.rows, self.step_tokens)
+
+
+@dataclass(slots=True)
+class StepRoom:
+    """Most units of a step now: fewer than its limit after a step that found no memory."""
+
+    units: int
+    least: int
+
+    @classmethod
+    def of(cls, limits: Limits, *, keeps: bool) -> StepRoom:
+        """`keeps`: work keeps blocks between two steps, so that its units may be cut anywhere."""
+        least = max(LEAST_STEP, limits.running) if keeps else limits.step_tokens
+        return cls(limits.step_tokens, least)
+
+    def halve(self) -> bool:
+        """Halve the room; return False if it is as small as it gets."""
+        if self.units <= self.least:
+            return False
+        self.units = max(self.least, self.units // 2)
+        return True

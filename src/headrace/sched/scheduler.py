@@ -44,14 +44,12 @@ from .admission import RetryEstimate, verify_request, work_of
 from .chunks import EqualChunks
 from .encodings import Encodings
 from .flight import Flight, check
-from .limits import Limits
+from .limits import Limits, StepRoom
 from .price import DraftCounts, StepPrices, computed, draft_lengths
 from .resource import Resource
 from .roster import RESERVE, Roster
 from .work import State, Work
 
-LEAST_STEP = 256
-"""Units to which a step that found no memory may shrink; more, if more sequences may run."""
 LOOK_AHEAD = 32
 """Most work without its resources that an admission looks past, to find some that has them."""
 
@@ -81,8 +79,7 @@ class Scheduler:
         """Live work of each request."""
         self._encodings = encodings
         self._roster = Roster(limits, kv, self.resources, encodings)
-        self._budget = limits.step_tokens
-        """Most units of a step: fewer than `Limits` says after a step that found no memory."""
+        self.room = StepRoom.of(limits, keeps=bool(kv.groups))
         self._flights: deque[Flight] = deque()
         self._step = 0
         self._order = 0
@@ -286,14 +283,6 @@ class Scheduler:
         self._last = flight.counts(sampled)
         return deltas
 
-    def relieve(self) -> bool:
-        """Halve what a step may compute from now on; return False if it is as small as it gets."""
-        least = max(LEAST_STEP, self.limits.running)
-        if not self.kv.groups or self._budget <= least:
-            return False
-        self._budget = max(least, self._budget // 2)
-        return True
-
     def fail(self, plan: StepPlan, message: str, *, again: bool = False) -> list[SequenceDelta]:
         """End the entries of the oldest plan in flight, which failed, with an error. `again`: they
         start again instead.
@@ -304,7 +293,6 @@ class Scheduler:
         flight = self._land(plan)
         self.kv.forget(plan.number)
         begun = {work.id for work in flight.entries if plan.number <= work.void_until}
-        """Work that starts again already, or has ended."""
         for later in self._flights:
             for work in later.entries:
                 if work.table is not None:
@@ -344,7 +332,7 @@ class Scheduler:
         if self.limits.stages > 1:
             needy = [s for s in needy if not s.in_flight]
         needy.extend(prefilling.values())
-        budget = min(room, self._budget - len(decoding))
+        budget = min(room, self.room.units - len(decoding))
         self._held = None
         latest = self._step - 1 if self._flights else None
         needy.sort(key=lambda s: s.rank)
@@ -430,7 +418,7 @@ class Scheduler:
     def _admit(self, plan: StepPlan, entries: list[Work], room: int) -> None:
         """Give rows to waiting work, in order of rank, and place its first chunks."""
         roster = self._roster
-        budget = min(room, self._budget - plan.tokens)
+        budget = min(room, self.room.units - plan.tokens)
         now = self._clock()
         unprepared: list[Work] = []
         while budget > 0 and not roster.full and len(unprepared) < LOOK_AHEAD:
@@ -459,7 +447,7 @@ class Scheduler:
     def _draft(self, plan: StepPlan, decodes: list[Work]) -> None:
         """Let decodes verify drafts, last: no prompt waits, and no work gives up a block."""
         tokens, most = plan.tokens, self.limits.drafts
-        room = self._budget - tokens
+        room = self.room.units - tokens
         ready = [work.drafts[: min(most, work.limit - work.scheduled)] for work in decodes]
         if room <= 0 or not any(ready):
             return

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.config import ServerOptions
 from ..base.errors import OptionError
+from ..base.systemd import notify
 from ..engine.preload import collector_paused
 from ..obs.collector import collect_when_idle
 
@@ -295,6 +296,7 @@ class ServerProcess:
 
     async def _drain(self, service: Service) -> None:
         service.draining = True
+        notify("STOPPING=1")
         if not service.in_work:
             return
         seconds = self._options.drain_seconds
@@ -341,6 +343,7 @@ class ServerProcess:
             self._announce(f"profile: {self._served}")
         if self._life is not None:
             self._life.serves()
+        notify("READY=1", f"STATUS=serves {name} on {addresses[0]}")
 
 
 def import_routes() -> None:

@@ -35,6 +35,25 @@ def exp(array: Array) -> Array:
     return np.exp(array) if isinstance(array, np.ndarray) else array.exp()
 
 
+def log(array: Array) -> Array:
+    return np.log(array) if isinstance(array, np.ndarray | np.generic) else array.log()
+
+
+def where(condition: Array, array: Array, other: float) -> Array:
+    """Return `array` where the condition holds, `other` elsewhere."""
+    if isinstance(array, np.ndarray):
+        return np.where(condition, array, np.float32(other))
+    return array.where(condition, other)
+
+
+def forbid(logits: Array, condition: Array) -> None:
+    """Write -inf where the condition holds."""
+    if isinstance(logits, np.ndarray):
+        logits[condition] = -np.inf
+    else:
+        logits.masked_fill_(condition, -np.inf)
+
+
 def fp32(array: Array) -> Array:
     """Convert to fp32; an array that is fp32 is returned unchanged."""
     if isinstance(array, np.ndarray):

@@ -1,7 +1,8 @@
 """Sampling filters beyond top-k, top-p and min-p, by llama.cpp's definitions; off by default.
 
 As in llama.cpp they see the model's distribution before temperature. The most likely token of a
-greedy row stays. Each is a threshold, so equal logits stay or go together.
+greedy row stays. Each is a threshold, so equal logits stay or go together. Thresholds stay arrays:
+the host never waits for a device.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from ..base.step import Admission
 from ..kernels.arrays import Array
 from ..kernels.program import LOGITS
-from .arrays import exp
+from .arrays import exp, forbid, log, where
 from .features import Indices, RowWish
 
 
@@ -40,21 +41,23 @@ class Filters(RowWish[_Wish]):
                 continue
             line = logits[index]
             if wish.top_n_sigma > 0:
-                line[line < _sigma_threshold(line, wish.top_n_sigma)] = -math.inf
+                forbid(line, line < _sigma_threshold(line, wish.top_n_sigma))
             if wish.typical_p < 1:
                 _keep_typical(line, wish.typical_p)
             if wish.top_a > 0:
                 peak = line.max()
                 # p < a * p_max**2, with p = exp(logit - peak) * p_max.
-                likeliest = float(1 / exp(line - peak).sum())
-                line[line < peak + math.log(wish.top_a * likeliest)] = -math.inf
+                likeliest = 1 / exp(line - peak).sum()
+                forbid(line, line < peak + log(likeliest * wish.top_a))
 
 
-def _sigma_threshold(line: Array, n: float) -> float:
+def _sigma_threshold(line: Array, n: float) -> Array:
     """Return `n` standard deviations below the largest of logits [V]."""
-    known = line[line > -math.inf]
-    mean = known.mean()
-    return float(known.max() - n * ((known - mean) ** 2).mean() ** 0.5)
+    known = line > -math.inf
+    count = known.sum()
+    mean = where(known, line, 0.0).sum() / count
+    squares = where(known, line - mean, 0.0) ** 2
+    return line.max() - n * (squares.sum() / count) ** 0.5
 
 
 def _keep_typical(line: Array, mass: float) -> None:
@@ -62,10 +65,10 @@ def _keep_typical(line: Array, mass: float) -> None:
     grown = exp(line - line.max())
     total = grown.sum()
     p = grown / total
-    surprise = line.max() - line + math.log(float(total))
-    known = line > -math.inf
-    expected = (p[known] * surprise[known]).sum()
+    surprise = line.max() - line + log(total)
+    expected = (p * where(line > -math.inf, surprise, 0.0)).sum()
     distance = abs(surprise - expected)
     order = distance.argsort()
-    count = int((p[order].cumsum(0) < mass).sum())
-    line[distance > distance[order[min(count, len(order) - 1)]]] = -math.inf
+    last = (p[order].cumsum(0) < mass).sum().clip(0, len(order) - 1)
+    # As an array of one index: a number would be read from a device.
+    forbid(line, distance > distance[order[last[None]]])

@@ -132,8 +132,15 @@ def allocate_kv(
             name: ((group.blocks, shape[0], pool.block_size, *shape[1:]), dtype)
             for name, shape, dtype in group.arrays
         }
+        # The form of a GPU's kernels: see `KvLayer.across`.
+        across = device == "cuda" and not host and pages.get("v", ((), ""))[1] == "fp8"
+        if across:
+            (blocks, heads, size, width), dtype = pages["v"]
+            pages["v"] = ((blocks, heads, width, size), dtype)
         for layer in group.layers:
             arrays = {name: zeros(shape, dtype) for name, (shape, dtype) in pages.items()}
+            if across:
+                arrays["v"] = arrays["v"].transpose(2, 3)
             k, v = ("latent", "latent") if "latent" in arrays else ("k", "v")
             layers[layer] = KvLayer(
                 arrays[k], arrays[v], arrays.get(f"{k}_scale"), arrays.get(f"{v}_scale")

@@ -196,7 +196,7 @@ def _warn(options: EngineOptions, kernels: list[Decision]) -> None:
     slow = [
         one for one in decided.values() if one.name.startswith("kernels.") and one.value == "ref"
     ]
-    if slow and options.device == "cpu" and options.kernels != "ref":
+    if slow and options.kernels != "ref":
         names = ", ".join(one.name.removeprefix("kernels.") for one in slow)
         why = slow[0].reason
         log.warning("the reference kernels, which are slow, serve %s: %s", names, why)

@@ -23,8 +23,10 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ...base.c_header import declare
 from ...base.errors import EngineFault
+from ...base.native import BUILD, loaded
+from ...base.native import LibraryAbsent as LibraryAbsent
+from ...base.native import LibraryStale as LibraryStale
 from ..arrays import address
 from .records import HEADER, HrStep
 
@@ -43,19 +45,8 @@ PAIRS, TILES, ROUNDED = "avx512-bf16", "amx", "amx-bf16"
 _NAMES = {"AMD64": "x86_64", "amd64": "x86_64", "arm64": "aarch64"}
 LEVELS = LEVELS_OF.get(_NAMES.get(platform.machine(), platform.machine()), ())
 """Levels of this processor; none where there are no kernels for it."""
-BUILD = "`python -m headrace.kernels.cpu.build`"
 BUILD_ALL = "`python -m headrace.kernels.cpu.build --levels all`"
-"""Commands that build in place, in a source checkout. An editable install has its machine's level.
-"""
-
-
-class LibraryAbsent(Exception):
-    """Why the CPU kernels cannot serve, as half a sentence."""
-
-
-class LibraryStale(LibraryAbsent):
-    """A library that was not built from the sources that lie here: its records may mean something
-    else, and its KV lie in another way, without an error."""
+"""Command that builds all levels in place. An editable install has its machine's level."""
 
 
 @functools.cache
@@ -65,29 +56,16 @@ def load() -> ctypes.CDLL:
         raise LibraryAbsent(
             f"the CPU kernels are for {' and '.join(LEVELS_OF)}, this is {platform.machine()}"
         )
-    absent: LibraryAbsent | None = None
-    for file in (FILE, INSTALLED):
-        if file.exists():
-            try:
-                return _opened(file)
-            except LibraryAbsent as error:  # the other one may be of a later build
-                absent = absent or error
-    raise absent or LibraryAbsent(
-        f"the CPU kernels were not built (no C++ compiler at install time?); {BUILD} builds them "
-        "in place"
-    )
+    library = loaded((FILE, INSTALLED), HEADER, _check)
+    if library is None:
+        raise LibraryAbsent(
+            f"the CPU kernels were not built (no C++ compiler at install time?); {BUILD} builds "
+            "them in place"
+        )
+    return library
 
 
-def _opened(file: Path) -> ctypes.CDLL:
-    try:
-        library = ctypes.CDLL(str(file))
-        declare(library, HEADER)
-    except OSError as error:
-        raise LibraryAbsent(f"{file} cannot be loaded: {error}") from error
-    except AttributeError as error:
-        raise LibraryStale(
-            f"{file} is of other sources ({error}); {BUILD} builds it anew"
-        ) from error
+def _check(library: ctypes.CDLL, file: Path) -> None:
     built_from = library.hr_sources().decode()
     if SOURCES.is_dir() and built_from != (here := digest_of(SOURCES)):
         raise LibraryStale(
@@ -101,7 +79,6 @@ def _opened(file: Path) -> ctypes.CDLL:
             f"{file} was built for another processor, whose level this CPU lacks; {BUILD} builds "
             "it for this one"
         )
-    return library
 
 
 def digest_of(folder: Path) -> str:

@@ -75,6 +75,9 @@ class CpuOperators:
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         return compile_program(self, plain, limits)
 
+    def compile_kernels(self, plain: CallByCall, limits: StepLimits) -> None:
+        """The library has them."""
+
     def planner(self, cache: KvCache, drafts: int = 0) -> Planner | None:
         return None
 

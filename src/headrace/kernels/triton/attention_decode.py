@@ -18,8 +18,14 @@ step's other rows (the deterministic mode has one kernel for all entries instead
 Codes. An 8-bit cache halves the bytes, and then instructions bind: at 4.8 TB/s each of an H200's
 528 schedulers has 790 slots for 4 KiB. Widened to bf16 the loop took 1,068 and 128 conversions at
 an eighth of the rate; as fp16 (`quantise.from_codes`) it takes 360 (machine code of sm_90). Keys
-become fp16 after the exchange of operands, so that only their codes pass through it (ADR 0031). The
-remaining time is waiting, for block numbers, scales and copies in turn (`docs/tried/kernels.md`).
+become fp16 after the exchange of operands, so that only their codes pass through it (ADR 0031).
+
+Codes first. A cache in e4m3 keeps the tokens of a block's values side by side (`KvLayer.across`),
+as Hopper's instruction wants the side along which it sums. So keys, and values turned round, are
+the first sides of two products as they are, and none is converted. The second sides, the query and
+the weights, are two terms of e4m3 each (`two_terms`): both fill the 16 columns that eight rows
+would leave half empty, and have eight digits, as bf16 has. The scale of a value is in the exponent
+of its weight, so that the largest product of both is one, whatever the scales are.
 
 Latents. In latent attention all H heads share one key of 64 + 512 numbers, whose latent is the
 value too: 1,152 bytes a token in bf16 and 2,176 · H operations, 30 operations a byte with the 16
@@ -43,10 +49,27 @@ import triton.language as tl
 from ..arrays import tensor
 from ..attention_plan import SHORTEST, AttentionPlan
 from ..operators import GroupBatch, KvLayer
-from .attention_join import join_pieces
+from .attention_join import join_pieces, leave_piece
 from .kv_codes import add_biases, biases_of, levels, turn_back
-from .quantise import HIGHEST, LIFT, from_codes, scale_query
-from .support import INTERPRETED, LOG2E, few_product, first_seen, sink_mass, soft_cap
+from .quantise import (
+    HIGHEST,
+    LIFT,
+    LIFT_LOG2,
+    from_codes,
+    join_terms,
+    pair_terms,
+    scale_query,
+    two_terms,
+)
+from .support import (
+    INTERPRETED,
+    LOG2E,
+    few_product,
+    first_seen,
+    matrix_product,
+    sink_mass,
+    soft_cap,
+)
 
 CUT = tl.constexpr(SHORTEST)
 ROTARY = tl.constexpr(64)
@@ -74,92 +97,6 @@ class DecodeConfig:
 
 
 @triton.jit
-def _leave(
-    partial,
-    log_sums,
-    tickets,
-    sinks,
-    out_at,
-    out_stride,
-    output,
-    best,
-    total,
-    number,
-    part,
-    parts,
-    entry,
-    head,
-    kv_heads,
-    count,
-    real,
-    GROUP: tl.constexpr,
-    PACKED: tl.constexpr,
-    ROWS: tl.constexpr,
-    PADDED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_PADDED: tl.constexpr,
-    JOINED: tl.constexpr,
-    FOUR: tl.constexpr,
-    ROPE: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):
-    """Write this program's piece, one of several, to memory: the PACKED = tokens x GROUP query rows
-    of one KV head in `partial` [pieces, kv_heads, PACKED, WIDTH]. The last program to finish joins
-    all of them, in order and JOINED in a turn → `count` tokens at out_at [..., GROUP, WIDTH].
-    Pieces over latents are joined by `attention_join`."""
-    rows = tl.arange(0, ROWS)
-    columns = ROPE + tl.arange(0, WIDTH_PADDED)
-    cell = (number * kv_heads + head) * PACKED + rows
-    tl.store(partial + cell[:, None] * WIDTH + columns[None, :], output, mask=real)
-    tl.store(log_sums + cell * 2, best, mask=rows < count * GROUP)
-    tl.store(log_sums + cell * 2 + 1, total, mask=rows < count * GROUP)
-    if ROPE > 0:
-        return
-    # All threads must have written before one of them says so to the whole device.
-    tl.debug_barrier()
-    pair = entry * kv_heads + head
-    if tl.atomic_add(tickets + pair, 1, sem="acq_rel") == parts - 1:
-        tl.store(tickets + pair, 0)
-        row = tl.arange(0, PADDED)
-        owned = row < count * GROUP
-        inside = owned[:, None] & (columns < WIDTH)[None, :]
-        highest = tl.full([PADDED], float("-inf"), tl.float32)
-        mass = tl.zeros([PADDED], tl.float32)
-        joined = tl.zeros([PADDED, WIDTH_PADDED], tl.float32)
-        for at in range(number - part, number - part + parts, JOINED):
-            piece = at + tl.arange(0, JOINED)
-            cells = (piece * kv_heads + head)[:, None] * PACKED + row[None, :]
-            there = (piece < number - part + parts)[:, None] & owned[None, :]
-            # Others' parts are in L2; this multiprocessor's own cache may hold old values.
-            peak = tl.load(log_sums + cells * 2, there, float("-inf"), cache_modifier=".cg")
-            weight = tl.load(log_sums + cells * 2 + 1, there, 0.0, cache_modifier=".cg")
-            found = tl.load(
-                partial + cells[:, :, None] * WIDTH + columns[None, None, :],
-                mask=there[:, :, None] & inside[None, :, :],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            top = tl.maximum(highest, tl.max(peak, 0))
-            # Rows that only fill the tile have no peak, and a token may have none in a piece.
-            safe = tl.where(top == float("-inf"), 0.0, top)
-            grow = tl.exp2(peak - safe[None, :])
-            shrink = tl.exp2(highest - safe)
-            joined = joined * shrink[:, None] + tl.sum(found * grow[:, :, None], 0)
-            mass = mass * shrink + tl.sum(weight * grow, 0)
-            highest = top
-        if sinks is not None:
-            mass += sink_mass(sinks, head * GROUP + row % GROUP, highest)
-        joined /= mass[:, None]
-        if FOUR:
-            joined = turn_back(joined, INTERPRET)
-        place = row * WIDTH
-        if PACKED > GROUP:
-            place = row // GROUP * out_stride + row % GROUP * WIDTH
-        target = out_at + place[:, None] + columns[None, :]
-        tl.store(target, joined.to(out_at.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def rotary_part(at, real, ROPE: tl.constexpr):
     """Load the first ROPE numbers at each of the places `at` [ROWS] that are `real`."""
     columns = tl.arange(0, ROTARY)
@@ -168,11 +105,66 @@ def rotary_part(at, real, ROPE: tl.constexpr):
 
 
 @triton.jit
+def tokens_across(block, places, head, block_stride, head_stride, BLOCK: tl.constexpr):
+    """Return where the first numbers of the values at `places` lie: see `KvLayer.across`. `block`
+    has one number for all places of a block."""
+    RUN: tl.constexpr = 16 if BLOCK % 16 == 0 else 1
+    at = block.to(tl.int64) * block_stride + head * head_stride + places % BLOCK
+    return tl.max_contiguous(tl.multiple_of(at, RUN), RUN)
+
+
+@triton.jit
 def _scales(k_scale, v_scale, block, places, seen, head, scale_block_stride, BLOCK: tl.constexpr):
     """Load the scales of the keys and of the values at `places`, both at once."""
     at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
     keys = tl.load(k_scale + at, mask=seen, other=0.0)
     return keys, tl.load(v_scale + at, mask=seen, other=0.0)
+
+
+@triton.jit
+def _values(
+    v,
+    at,
+    columns,
+    seen,
+    held,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FOUR: tl.constexpr,
+    ACROSS: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """Load the values of a tile [TILE, WIDTH], or [WIDTH, TILE] if ACROSS: codes of 8 bits as they
+    are, those of four bits as levels. `at`: addresses, then what they are made of."""
+    if ACROSS:
+        # Of whole blocks, whose bytes are copied sixteen at a time: weights of others are zero.
+        tokens = tokens_across(at[1], at[2], at[3], at[4], at[5], BLOCK)
+        mask = (columns < WIDTH)[:, None] & held[None, :]
+        value = tl.load(v + columns[:, None] * BLOCK + tokens[None, :], mask=mask, other=0.0)
+    elif FOUR:
+        bytes = at[0][:, None] // 2 + tl.arange(0, WIDTH // 2)[None, :]
+        value = levels(tl.load(v + bytes, mask=seen[:, None], other=0), INTERPRET)
+    else:
+        mask = seen[:, None] & (columns < WIDTH)[None, :]
+        value = tl.load(v + at[0][:, None] + columns[None, :], mask=mask, other=0.0)
+    return value
+
+
+@triton.jit
+def _first_product(codes, second, INTERPRET: tl.constexpr):
+    """Multiply e4m3 codes [M, K] by two terms [K, 2 · R], or by fp32 [R, K] of which they are made
+    → [M, R]."""
+    if second.dtype == tl.float32:
+        second = pair_terms(second, INTERPRET)
+    sums = tl.zeros([codes.shape[0], second.shape[1]], tl.float32)
+    return join_terms(matrix_product(codes, second, sums, INTERPRET))
+
+
+@triton.jit
+def _lifted(scale, HALVES: tl.constexpr):
+    """Return the scales of values as weights are multiplied with them."""
+    scale = scale.to(tl.float32)
+    return tl.minimum(scale * LIFT, HIGHEST) if HALVES else scale
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -210,6 +202,7 @@ def _split_kernel(
     SOFTCAP: tl.constexpr,
     SCALED: tl.constexpr,
     HALVES: tl.constexpr,
+    ACROSS: tl.constexpr,
     AHEAD: tl.constexpr,
     PADDED: tl.constexpr,
     JOINED: tl.constexpr,
@@ -219,9 +212,10 @@ def _split_kernel(
     INTERPRET: tl.constexpr,
 ):
     """Attend over one piece. HALVES: codes are multiplied as fp16, with `scale` in the query
-    already. FOUR: values in four bits. BIASES: of keys, see `add_biases`. ROPE: numbers of a key
-    over latents that are rotated and precede its value; `head` is a tile of heads then, and there
-    is one KV head."""
+    already. ACROSS: see `KvLayer.across`; codes are the first sides of both products then. FOUR:
+    values in four bits. BIASES: of keys, see `add_biases`. ROPE: numbers of a key over latents that
+    are rotated and precede its value; `head` is a tile of heads then, and there is one KV head."""
+    FIRST: tl.constexpr = ACROSS and HALVES and WIDTH_PADDED >= 32
     head = tl.program_id(0)
     kv_heads = tl.num_programs(0)
     kv_head = 0 if ROPE > 0 else head
@@ -258,6 +252,8 @@ def _split_kernel(
         begin = tl.maximum(first_seen(length - count, WINDOW), 0)
 
     factor = 1.0
+    if FIRST:
+        terms, back = two_terms(query.to(tl.float32) * scale_log2, INTERPRET)
     if HALVES:
         query = scale_query(query, scale_log2)
         if ROPE > 0:
@@ -267,7 +263,7 @@ def _split_kernel(
 
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    output = tl.zeros([ROWS, WIDTH_PADDED], tl.float32)
+    output = tl.zeros([WIDTH_PADDED, ROWS] if FIRST else [ROWS, WIDTH_PADDED], tl.float32)
     inside = (columns < WIDTH)[None, :]
     # Whole tiles before the window are skipped; the first one that matters is masked.
     start = low + tl.maximum(begin - low, 0) // TILE * TILE
@@ -283,7 +279,8 @@ def _split_kernel(
     for at in range(start, high, TILE):
         places = at + tl.arange(0, TILE)
         seen = (places < high) & (places >= begin)
-        block = tl.load(row + places // BLOCK, mask=seen, other=0)
+        held = places // BLOCK * BLOCK < high if ACROSS else seen
+        block = tl.load(row + places // BLOCK, mask=held, other=0)
         token = block.to(tl.int64) * block_stride + kv_head * head_stride + (places % BLOCK) * WIDTH
         wanted = seen[:, None] & inside
         if SCALED and AHEAD:
@@ -297,19 +294,14 @@ def _split_kernel(
                 k_scale, v_scale, block, places, seen, kv_head, scale_block_stride, BLOCK
             )
         key = tl.load(k + token[:, None] + columns[None, :], mask=wanted, other=0.0)
-        if FOUR:
-            bytes = tl.arange(0, WIDTH // 2)[None, :]
-            value = tl.load(v + token[:, None] // 2 + bytes, mask=seen[:, None], other=0)
-            value = levels(value, INTERPRET)
-        elif ROPE > 0:
-            value = key
-        else:
-            value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
-        if HALVES:
+        value = key
+        if ROPE == 0:
+            at_value = (token, block, places, kv_head, block_stride, head_stride)
+            value = _values(v, at_value, columns, seen, held, WIDTH, BLOCK, FOUR, ACROSS, INTERPRET)
+        if HALVES and not FIRST:
             key = from_codes(key, INTERPRET, INNER=True)
             if not FOUR:
-                value = from_codes(value, INTERPRET)
-        keys = tl.trans(key).to(query.dtype)
+                value = from_codes(value, INTERPRET, INNER=ACROSS)
         scores = tl.zeros([ROWS, TILE], tl.float32)
         if ROPE > 0:
             key_rope = rotary_part(k + token, seen, ROPE)
@@ -317,7 +309,10 @@ def _split_kernel(
                 key_rope = from_codes(key_rope, INTERPRET, INNER=True)
             key_rope = tl.trans(key_rope).to(query.dtype)
             scores = few_product(query_rope, key_rope, scores, INTERPRET)
-        scores = few_product(query, keys, scores, INTERPRET)
+        if FIRST:
+            scores = tl.trans(_first_product(key, terms, INTERPRET)) * back[:, None]
+        else:
+            scores = few_product(query, tl.trans(key).to(query.dtype), scores, INTERPRET)
         if SCALED:
             scores *= scales[0].to(tl.float32)[None, :]
         if BIASES > 0:
@@ -338,7 +333,10 @@ def _split_kernel(
             scores = tl.where(visible & seen[None, :], scores, float("-inf"))
         else:
             scores = tl.where(seen[None, :], scores, float("-inf"))
-        top = tl.maximum(best, tl.max(scores, 1))
+        heavy = scores
+        if FIRST:
+            heavy += tl.log2(tl.maximum(scales[1].to(tl.float32), 7.9e-31))[None, :]
+        top = tl.maximum(best, tl.max(heavy, 1))
         safe = top
         if TOKENS > 1:
             # A token may see nothing of a tile, or of a piece: keep its exponents finite.
@@ -346,16 +344,19 @@ def _split_kernel(
         weights = tl.exp2(scores - safe[:, None])
         shrink = tl.exp2(best - safe)
         total = total * shrink + tl.sum(weights, 1)
-        if SCALED:
-            value_scale = scales[1].to(tl.float32)
-            if HALVES:
-                value_scale = tl.minimum(value_scale * LIFT, HIGHEST)
-            weights *= value_scale[None, :]
-        output = few_product(
-            weights.to(query.dtype), value.to(query.dtype), output * shrink[:, None], INTERPRET
-        )
+        if FIRST:
+            lifted = tl.exp2(heavy - (safe - LIFT_LOG2)[:, None])
+            output = output * shrink[None, :] + _first_product(value, lifted, INTERPRET)
+        else:
+            if SCALED:
+                weights *= _lifted(scales[1], HALVES)[None, :]
+            value = (tl.trans(value) if ACROSS else value).to(query.dtype)
+            output *= shrink[:, None]
+            output = few_product(weights.to(query.dtype), value, output, INTERPRET)
         best = top
 
+    if FIRST:
+        output = tl.trans(output)
     if HALVES:
         output *= 1.0 / LIFT
     out_at = out + first_row.to(tl.int64) * out_stride + head * GROUP * WIDTH
@@ -372,7 +373,7 @@ def _split_kernel(
         tl.store(out_at + place[:, None] + columns[None, :], finished, mask=real)
     else:
         part = tl.load(line + 6)  # Not before the loop: Triton 3.6 spills there.
-        _leave(
+        leave_piece(
             partial,
             log_sums,
             tickets,
@@ -485,6 +486,7 @@ def attention_decode(
         SOFTCAP=softcap or 0.0,
         SCALED=scaled,
         HALVES=scaled and q.dtype != torch.float32,
+        ACROSS=kv.across,
         AHEAD=config.ahead,
         PADDED=rows_padded,
         JOINED=max(1, TOGETHER // (rows_padded * padded)),

@@ -40,7 +40,7 @@ import triton.language as tl
 from ..arrays import tensor
 from ..attention_plan import AttentionPlan
 from ..operators import GroupBatch, KvLayer
-from .attention_decode import head_tiles, rotary_part
+from .attention_decode import head_tiles, rotary_part, tokens_across
 from .kv_codes import add_biases, biases_of, levels, turn_back
 from .quantise import HIGHEST, LIFT, from_codes, scale_query
 from .support import INTERPRETED, LOG2E, first_seen, matrix_product, sink_mass, soft_cap
@@ -112,6 +112,7 @@ def _turn(
     SCALED: tl.constexpr,
     HALVES: tl.constexpr,
     FOUR: tl.constexpr,
+    ACROSS: tl.constexpr,
     BIASES: tl.constexpr,
     ROPE: tl.constexpr,
     MASKED: tl.constexpr,
@@ -124,7 +125,10 @@ def _turn(
         head = 0
     places = at + tl.arange(0, TILE)
     there = (places < length) & (places >= begin)
-    block = tl.load(tables + entry * table_stride + places // BLOCK, mask=there, other=0)
+    held = there
+    if ACROSS:
+        held = places // BLOCK * BLOCK < length
+    block = tl.load(tables + entry * table_stride + places // BLOCK, mask=held, other=0)
     token = block.to(tl.int64) * block_stride + head * head_stride + (places % BLOCK) * WIDTH
     wanted = there[:, None] & (columns < WIDTH)[None, :]
     key = tl.load(k + token[:, None] + columns[None, :], mask=wanted, other=0.0)
@@ -174,7 +178,14 @@ def _turn(
         value = tl.load(v + token[:, None] // 2 + bytes, mask=there[:, None], other=0)
         value = levels(value, INTERPRET)
     else:
-        if ROPE == 0:
+        if ACROSS:
+            tokens = tokens_across(block, places, head, block_stride, head_stride, BLOCK)
+            value = tl.load(
+                v + tokens[:, None] + columns[None, :] * BLOCK,
+                mask=held[:, None] & (columns < WIDTH)[None, :],
+                other=0.0,
+            )
+        elif ROPE == 0:
             value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
         if HALVES:
             value = from_codes(value, INTERPRET, INNER=True)
@@ -219,11 +230,12 @@ def _prefill_kernel(
     SCALED: tl.constexpr,
     HALVES: tl.constexpr,
     FOUR: tl.constexpr,
+    ACROSS: tl.constexpr,
     BIASES: tl.constexpr,
     ROPE: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """Attend from one tile of rows. HALVES, FOUR, BIASES, ROPE: see
+    """Attend from one tile of rows. HALVES, FOUR, ACROSS, BIASES, ROPE: see
     `attention_decode._split_kernel`."""
     TOKENS: tl.constexpr = ROWS // GROUP
     # `section` KV heads side by side, the last tile of all first.
@@ -318,6 +330,7 @@ def _prefill_kernel(
             SCALED,
             HALVES,
             FOUR,
+            ACROSS,
             BIASES,
             ROPE,
             False,
@@ -360,6 +373,7 @@ def _prefill_kernel(
             SCALED,
             HALVES,
             FOUR,
+            ACROSS,
             BIASES,
             ROPE,
             True,
@@ -453,6 +467,7 @@ def attention_prefill(
         SCALED=scaled,
         HALVES=halves,
         FOUR=kv.v.dtype == torch.uint8,
+        ACROSS=kv.across,
         BIASES=biased[3],
         ROPE=rope,
         INTERPRET=INTERPRETED,

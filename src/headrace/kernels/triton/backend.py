@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from ...base.environment import triton_interpreted
 from ..backend import Question
 from ..program import Provider
+from .toolchain import toolchain_obstacle
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -27,6 +28,8 @@ class TritonBackend:
         if question.device != "cuda":
             if not (interpreted and question.asked):
                 return "needs an NVIDIA GPU"
+        elif (obstacle := toolchain_obstacle()) is not None:
+            return obstacle
         elif _capability() < (8, 0):
             return "needs compute capability 8.0 or later"
         elif kind in ("linear", "write", "attend") and not _has_fp8(question):

@@ -18,7 +18,7 @@ from .gated import activate
 from .moe_tiles import ExpertTable, Tiles, tile_rows
 from .packed import BYTES, planes_of
 from .product_fp8 import BLOCK
-from .product_packed import step_of, sum_chunks
+from .product_packed import MAGIC, step_of, sum_chunks
 from .quantise import code_product
 from .support import INTERPRETED, matrix_product
 
@@ -110,11 +110,13 @@ def _packed_kernel(
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     PLANES: tl.constexpr,
+    MAGIC: tl.constexpr,
+    EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
-    STEP: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
+    STEP: tl.constexpr = step_of(BITS, GROUP)
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
     if expert < 0:
@@ -123,7 +125,7 @@ def _packed_kernel(
     real = assignment >= 0
     row = tl.where(real, assignment, 0) // SHARED
     out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
-    out_mask = out < outs
+    held = tl.minimum(out, outs - 1)
     codes = tl.load(code_addresses + expert).to(tl.pointer_type(tl.uint8))
     codes = tl.multiple_of(codes, 16)
     pairs = tl.load(pair_addresses + expert).to(tl.pointer_type(tl.int32))
@@ -131,28 +133,29 @@ def _packed_kernel(
     factors = tl.load(factor_addresses + expert).to(tl.pointer_type(tl.float32))
     place = tl.arange(0, STEP)
     total = sum_chunks(
-        x + row[:, None] * x_stride + place[None, :],
-        real[:, None],
-        codes + out[:, None] * BYTES + place[None, :],
-        pairs,
-        out,
-        out_mask,
+        x + row[None, :] * x_stride + place[:, None],
+        real,
+        codes + held[:, None] * BYTES,
+        pairs + held,
         0,
         chunks,
         width,
         outs,
-        tl.zeros([ROWS, OUTS], tl.float32),
+        tl.zeros([OUTS, ROWS], tl.float32),
         BITS,
         BYTES,
         GROUP,
         ZERO,
         PLANES,
+        MAGIC,
         STEP,
+        EVEN,
         INTERPRET,
     )
-    total *= tl.load(factors + out, mask=out_mask, other=0.0)[None, :]
-    y_at = y + assignment[:, None] * outs + out[None, :]
-    tl.store(y_at, total.to(y.dtype.element_ty), mask=real[:, None] & out_mask[None, :])
+    total *= tl.load(factors + held)[:, None]
+    y_at = y + assignment[None, :] * outs + out[:, None]
+    mask = real[None, :] & (out < outs)[:, None]
+    tl.store(y_at, total.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -286,7 +289,8 @@ def grouped_product(
             GROUP=table.group,
             ZERO=table.zero,
             PLANES=planes_of(table.group, table.zero),
-            STEP=step_of(table.bits, table.group),
+            MAGIC=MAGIC[x.dtype],
+            EVEN=width % 128 == 0,
             **cut,
         )
     else:

@@ -34,6 +34,7 @@ from ..weights import (
 )
 from . import gated, head_products, moe, norm, rope_cache, sampling, short_conv, states
 from . import scatter as scattering
+from .ahead import compiled_together
 from .attention_decode import attention_decode, head_tiles
 from .attention_prefill import attention_prefill
 from .head_products import FEW_ROWS
@@ -135,7 +136,7 @@ class TritonOperators(ReferenceOperators):
             return weight.per_row()
         if isinstance(weight, BlockWeight):
             if role != "embed":
-                return tile_weight(dequantise.unpack(weight))
+                return tile_weight(dequantise.unpack(weight), e2m1=weight.kind == "MXFP4")
             return dequantise(weight, self.dtype)
         if isinstance(weight, PackedWeight):
             if role != "embed" and weight.order is None:
@@ -148,14 +149,23 @@ class TritonOperators(ReferenceOperators):
         cache = plain.cache
         if cache.first.k.device.type != "cuda":
             return None
-        for tokens in sorted({min(count, limits.tokens) for count in WARM_UP}):
-            found = plain.step(null_step(tokens, cache, limits.max_context), LOGITS)
-            if tokens == 1:
-                assert found.logits is not None
-                self.warm_draws(found.logits)
+        self._warm(plain, limits)
         program = GraphProgram(plain, limits, CudaGraphMaker(cache.first.k.device))
         program.capture()
         return program
+
+    def compile_kernels(self, plain: CallByCall, limits: StepLimits) -> None:
+        if plain.cache.first.k.device.type == "cuda":
+            with compiled_together():
+                self._warm(plain, limits)
+
+    def _warm(self, plain: CallByCall, limits: StepLimits) -> None:
+        """Launch every kernel that steps without a graph need."""
+        for tokens in sorted({min(count, limits.tokens) for count in WARM_UP}):
+            found = plain.step(null_step(tokens, plain.cache, limits.max_context), LOGITS)
+            if tokens == 1:
+                assert found.logits is not None
+                self.warm_draws(found.logits)
 
     def warm_draws(self, logits: torch.Tensor) -> None:
         """Run every kernel from logits [R, V] to tokens, for each set of filters that a step may

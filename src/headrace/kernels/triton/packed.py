@@ -3,6 +3,7 @@
 Codes lie in *chunks* of 128 values along the input, chunk-major, so that the tile of any program
 is one contiguous run: `codes[chunk, out, bytes]`. Within a chunk and row:
 
+    e2m1     as 4 bits; each code is a number of four bits (`unpack.E2M1`)
     bits 4   64 bytes: byte j holds value j in its low and value j + 64 in its high nibble
     bits 5   the same 64 bytes, then 16: bit i of byte j is bit 4 of value 16 · i + j
     bits 6   the same 64 bytes, then 32: bits 2i, 2i+1 of byte j are bits 4, 5 of value 32 · i + j
@@ -27,17 +28,21 @@ Inputs that are no multiple of 128 are padded with codes of scale zero.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch.nn.functional import pad
 
 from ..weights import PackedWeight, TiledWeight, Weight
+from .unpack import E2M1
 
 CHUNK = 128
 """Values of a chunk; groups are at most this large and divide it."""
 HALF = 64
-BYTES = {4: 64, 5: 80, 6: 96, 8: 128}
+BYTES = {E2M1: 64, 4: 64, 5: 80, 6: 96, 8: 128}
 """Bytes of one chunk of one row."""
+_TWICE = (0, 1, 2, 3, 4, 6, 8, 12)
+"""Twice the magnitude of each code of e2m1 below 8; those from 8 on are below zero."""
 
 
 def planes_of(group: int, zero: int | None) -> int:
@@ -45,11 +50,14 @@ def planes_of(group: int, zero: int | None) -> int:
     return CHUNK // group if zero is None else max(1, CHUNK // group // 2)
 
 
-def tile_weight(weight: PackedWeight) -> TiledWeight:
+def tile_weight(weight: PackedWeight, *, e2m1: bool = False) -> TiledWeight:
     """Convert from the plain layout ("rows": one code a byte); codes without loss, scales as
-    halves."""
+    halves. `e2m1`: a code is twice a number of e2m1, plus 16, and is kept as that number."""
     assert weight.layout == "rows"
-    bits = next(width for width in BYTES if width >= weight.bits)  # Two and three take four.
+    if e2m1:
+        weight = _numbers(weight)
+    # Two and three take four.
+    bits = E2M1 if e2m1 else next(width for width in BYTES if width >= max(4, weight.bits))
     assert CHUNK % weight.group == 0, f"groups of {weight.group}"
     out, width = weight.shape
     codes = pad(weight.codes, (0, -width % CHUNK)).view(out, -1, CHUNK).transpose(0, 1)
@@ -75,6 +83,16 @@ def tile_weight(weight: PackedWeight) -> TiledWeight:
         weight.group,
         weight.shape,
     )
+
+
+def _numbers(weight: PackedWeight) -> PackedWeight:
+    """Return the weight with codes of e2m1, whose zero is 0."""
+    code = torch.zeros(32, dtype=torch.uint8)
+    for number, twice in enumerate(_TWICE):
+        code[16 - twice], code[16 + twice] = 8 + number, number
+    # By index as int32: a byte as an index is a mask.
+    codes = code.to(weight.codes.device)[weight.codes.int()]
+    return replace(weight, codes=codes, scales=weight.scales * 2, offsets=None, bits=4)
 
 
 def merge_tiled(parts: Sequence[Weight]) -> TiledWeight | None:
@@ -149,7 +167,7 @@ def _planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 8:
         return codes
     nibbles = (codes[..., :HALF] & 15) | ((codes[..., HALF:] & 15) << 4)
-    if bits == 4:
+    if bits in (4, E2M1):
         return nibbles
     width = bits - 4
     per_byte = 8 // width

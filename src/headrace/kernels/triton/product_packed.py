@@ -14,9 +14,11 @@ From some 512 rows on a third way is nearer to the limit: the weight is expanded
 slice by slice, and the library multiplies. That writes and reads in · out · 2 bytes once more,
 under a tenth of the product's time at 1,024 rows.
 
-Values are code · scale + offset, rounded to x's dtype as the dense weight would be, so all three
-see the same matrix; the power of two of an output is multiplied onto its sums. Up to 16 rows
-`product_packed_skinny` needs a third of the instructions.
+Outputs are the first side of the product. On Hopper that side may come from registers, where codes
+become values (`unpack`: no conversion); as the second side they would be written to shared memory
+and read again. The activations, which are few, are the second side. All three ways see one matrix,
+see `weights_of`; the power of two of an output is multiplied onto its sums. Up to 16 rows
+`product_packed_skinny` needs fewer instructions.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ from ..weights import TiledWeight
 from .packed import BYTES, CHUNK
 from .split import add_parts, count_splits
 from .support import INTERPRETED, matrix_product
-from .unpack import first_half, second_half
+from .unpack import BF16, FP16, NONE, added, first_half, second_half, unpack, unpack_step
 
+MAGIC = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: NONE}
 EXPANDED = 64 * 2**20
 """Bytes of a dense slice on its way to the library."""
 
@@ -55,40 +58,69 @@ class ProductConfig:
         return -(-chunks // count_splits(self.programs, outs, self.outs, chunks))
 
 
+@triton.constexpr_function
+def step_of(bits: int, group: int) -> int:
+    """Return the values of a chunk that are decoded at a time: they share one scale."""
+    return 16 if group == 16 else unpack_step(bits, group)
+
+
+@triton.constexpr_function
+def plane_of(at: int, group: int, zero: int | None) -> int:
+    """Return the word of a chunk's scales that value `at` needs."""
+    return at // group if zero is None else at // group // 2
+
+
 @triton.jit
-def group_values(
-    code,
-    pairs,
-    chunk,
-    out,
-    out_mask,
-    outs,
-    IN: tl.constexpr,
+def weights_of(
+    like,
+    byte,
+    plane,
+    second,
+    pair,
+    AT: tl.constexpr,
+    BITS: tl.constexpr,
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
-    PLANES: tl.constexpr,
+    MAGIC: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):
-    """Decode code [OUTS, STEP] in the group of value IN of a chunk → fp32 without the factor."""
-    group: tl.constexpr = IN // GROUP
-    # One scale for a whole row of the step: a vector, not a matrix of equal numbers.
+    """Decode byte [OUTS, STEP], see `unpack`, with the scales `pair` [OUTS] of its groups → weights
+    in the type of `like`, without the outputs' factors.
+
+    Code minus zero is exact. Scale and offset are rounded to the type, and what they make of it is
+    rounded once more: a product, or a multiply-add, for two weights at once.
+    """
+    number = unpack(like, byte, plane, second, AT, BITS, MAGIC, False, INTERPRET)
+    # The upper nibbles of eight bits in bf16 have an excess of their own.
+    APART: tl.constexpr = BITS == 8 and MAGIC == 0x43
+    EXCESS: tl.constexpr = (128 if APART else added(BITS, MAGIC)) + (0 if ZERO is None else ZERO)
+    FIRST: tl.constexpr = ZERO is None or AT // GROUP % 2 == 0
+    scale = first_half(pair) if FIRST else second_half(pair)
+    scale = scale.to(like.dtype)[:, None]
+    offset = second_half(pair).to(like.dtype)[:, None]
+    if INTERPRET:
+        # Its bf16 has no arithmetic.
+        number, scale, offset = number.to(tl.float32), scale.to(tl.float32), offset.to(tl.float32)
+    if EXCESS != 0:
+        number -= EXCESS
+    if APART:
+        high = unpack(like, byte, plane, second, AT, BITS, MAGIC, True, INTERPRET)
+        if INTERPRET:
+            high = high.to(tl.float32)
+        number += high - 2048
     if ZERO is None:
-        pair = tl.load(pairs + (chunk * PLANES + group) * outs + out, mask=out_mask, other=0)
-        value = code.to(tl.float32) * first_half(pair)[:, None] + second_half(pair)[:, None]
+        number = tl.fma(number, scale, tl.broadcast_to(offset, number.shape))
     else:
-        pair = tl.load(pairs + (chunk * PLANES + group // 2) * outs + out, mask=out_mask, other=0)
-        scale = second_half(pair) if group % 2 else first_half(pair)
-        value = code.to(tl.float32) * scale[:, None] + (scale * -ZERO)[:, None]
-    return value
+        number *= scale
+    return number.to(like.dtype)
 
 
 @triton.jit
 def sum_chunks(
     x_at,
     row_mask,
-    base,
-    pairs,
-    out,
-    out_mask,
+    line,
+    pair_at,
     first,
     last,
     width,
@@ -99,55 +131,64 @@ def sum_chunks(
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     PLANES: tl.constexpr,
+    MAGIC: tl.constexpr,
     STEP: tl.constexpr,
+    EVEN: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
-    """Add the chunks `first` to `last` of x · wᵀ to total [ROWS, OUTS], without the outputs'
+    """Add the chunks `first` to `last` of w · xᵀ to total [OUTS, ROWS], without the outputs'
     factors.
 
-    x_at [ROWS, STEP] points to the rows' first values, base [OUTS, STEP] to the codes of chunk
-    `first` of the outputs `out`. A chunk is taken in steps of STEP values that share scale, byte
-    columns and bit places.
+    x_at [STEP, ROWS] points to the first values of the rows `row_mask` [ROWS], line [OUTS, 1] to
+    the codes of chunk `first`, pair_at [OUTS] to its scales. EVEN: the input is whole chunks.
     """
-    wide_mask = out_mask[:, None]
     place = tl.arange(0, STEP)
+    code_at = line + place[None, :]
+    plane_at = line + 64 + (place % (16 if BITS == 5 else 32))[None, :]
+    in_first = (place < 16)[None, :]
+    like = tl.zeros([1], x_at.dtype.element_ty)
     for chunk in range(first, last):
+        plane = place
+        second = place
         if BITS == 5:
-            plane = tl.load(base + 64, mask=wide_mask, other=0).to(tl.int32)
+            # A mask over columns must be a load's, see `product_packed_skinny`.
+            plane = tl.load(plane_at, mask=in_first, other=0)
+            second = tl.load(plane_at, mask=~in_first, other=0)
+        if PLANES == 1:
+            pair = tl.load(pair_at)
         for sub in tl.static_range(64 // STEP):
             if BITS == 6:
-                plane = tl.load(base + (64 + sub * STEP % 32), mask=wide_mask, other=0)
-                plane = plane.to(tl.int32)
-            if BITS < 8:
-                byte = tl.load(base + sub * STEP, mask=wide_mask, other=0).to(tl.int32)
+                plane = tl.load(plane_at + sub * STEP % 32)
+            if BITS != 8:
+                byte = tl.load(code_at + sub * STEP)
             for half in tl.static_range(2):
                 if BITS == 8:
-                    code = tl.load(base + (half * 64 + sub * STEP), mask=wide_mask, other=0).to(
-                        tl.int32
-                    )
-                else:
-                    code = (byte >> (4 * half)) & 15
-                if BITS == 5:
-                    code |= ((plane >> ((half * 64 + sub * STEP) // 16)) & 1) << 4
-                if BITS == 6:
-                    code |= ((plane >> (2 * ((half * 64 + sub * STEP) // 32))) & 3) << 4
-                inner = chunk * 128 + (half * 64 + sub * STEP)
-                value = group_values(
-                    code,
-                    pairs,
-                    chunk,
-                    out,
-                    out_mask,
-                    outs,
+                    byte = tl.load(code_at + (half * 64 + sub * STEP))
+                if PLANES > 1:
+                    pair = tl.load(pair_at + plane_of(half * 64 + sub * STEP, GROUP, ZERO) * outs)
+                value = weights_of(
+                    like,
+                    byte,
+                    plane,
+                    second,
+                    pair,
                     half * 64 + sub * STEP,
+                    BITS,
                     GROUP,
                     ZERO,
-                    PLANES,
+                    MAGIC,
+                    INTERPRET,
                 )
-                there = row_mask & (place < width - inner)[None, :]
-                inputs = tl.load(x_at + inner, mask=there, other=0.0)
-                total = matrix_product(inputs, tl.trans(value.to(inputs.dtype)), total, INTERPRET)
-        base += outs * BYTES
+                there = row_mask[None, :]
+                if not EVEN:
+                    inner = chunk * 128 + (half * 64 + sub * STEP)
+                    there = there & (place < width - inner)[:, None]
+                inputs = tl.load(x_at + (half * 64 + sub * STEP), mask=there, other=0.0)
+                total = matrix_product(value, inputs, total, INTERPRET)
+        code_at += outs.to(tl.int64) * BYTES
+        plane_at += outs.to(tl.int64) * BYTES
+        pair_at += outs * PLANES
+        x_at += 128
     return total
 
 
@@ -171,53 +212,53 @@ def _product_kernel(
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     PLANES: tl.constexpr,
+    MAGIC: tl.constexpr,
     BIAS: tl.constexpr,
+    EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
-    STEP: tl.constexpr,
     SPLIT: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
+    STEP: tl.constexpr = step_of(BITS, GROUP)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     split = tl.program_id(2)
-    row_mask = (row < rows)[:, None]
-    out_mask = out < outs
+    row_mask = row < rows
+    # The last output again rather than a mask: it is not stored.
+    held = tl.minimum(out, outs - 1)
     first = split * chunks_per_split
     last = tl.minimum(first + chunks_per_split, chunks)
-    total = tl.zeros([ROWS, OUTS], tl.float32)
     place = tl.arange(0, STEP)
-    base = codes + first.to(tl.int64) * outs * BYTES + out[:, None] * BYTES + place[None, :]
-    x_at = x + row.to(tl.int64)[:, None] * x_stride + place[None, :]
     total = sum_chunks(
-        x_at,
+        x + row.to(tl.int64)[None, :] * x_stride + place[:, None] + first * 128,
         row_mask,
-        base,
-        pairs,
-        out,
-        out_mask,
+        codes + (first.to(tl.int64) * outs + held)[:, None] * BYTES,
+        pairs + first.to(tl.int64) * PLANES * outs + held,
         first,
         last,
         width,
         outs,
-        total,
+        tl.zeros([OUTS, ROWS], tl.float32),
         BITS,
         BYTES,
         GROUP,
         ZERO,
         PLANES,
+        MAGIC,
         STEP,
+        EVEN,
         INTERPRET,
     )
-    total *= tl.load(factors + out, mask=out_mask, other=0.0)[None, :]
-    mask = row_mask & out_mask[None, :]
+    total *= tl.load(factors + held)[:, None]
+    mask = (out < outs)[:, None] & row_mask[None, :]
     if SPLIT:
-        at = (split.to(tl.int64) * rows + row)[:, None] * outs + out[None, :]
+        at = (split.to(tl.int64) * rows + row)[None, :] * outs + out[:, None]
         tl.store(y + at, total, mask=mask)
     else:
         if BIAS:
-            total += tl.load(bias + out, mask=out_mask, other=0.0).to(tl.float32)[None, :]
-        at = row[:, None].to(tl.int64) * y_stride + out[None, :]
+            total += tl.load(bias + held).to(tl.float32)[:, None]
+        at = row[None, :].to(tl.int64) * y_stride + out[:, None]
         tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
 
 
@@ -265,10 +306,11 @@ def product_packed(
         GROUP=weight.group,
         ZERO=weight.zero,
         PLANES=weight.pairs.shape[1],
+        MAGIC=MAGIC[x.dtype],
         BIAS=bias is not None,
+        EVEN=width % 128 == 0,
         ROWS=config.rows,
         OUTS=config.outs,
-        STEP=step_of(weight.bits, weight.group),
         SPLIT=splits > 1,
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
@@ -294,41 +336,51 @@ def _expand_kernel(
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     PLANES: tl.constexpr,
+    MAGIC: tl.constexpr,
     OUTS: tl.constexpr,
-    STEP: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):
     """Expand one chunk of OUTS rows of the weight → dense [count, width], from row `first_out`
     on."""
+    STEP: tl.constexpr = step_of(BITS, GROUP)
     chunk = tl.program_id(1)
     local = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
-    mask = local < count
-    wide_mask = mask[:, None]
-    out = first_out + local
-    factor = tl.load(factors + out, mask=mask, other=0.0)
+    out = tl.minimum(first_out + local, outs - 1)
+    like = tl.zeros([1], dense.dtype.element_ty)
+    factor = tl.load(factors + out)[:, None]
     place = tl.arange(0, STEP)
-    base = codes + (chunk.to(tl.int64) * outs + out)[:, None] * BYTES + place[None, :]
+    line = codes + (chunk.to(tl.int64) * outs + out)[:, None] * BYTES
+    plane_at = line + 64 + (place % (16 if BITS == 5 else 32))[None, :]
+    pair_at = pairs + chunk * PLANES * outs + out
     to = dense + local.to(tl.int64)[:, None] * width + place[None, :]
+    plane = place
+    second = place
+    if BITS == 5:
+        plane = tl.load(plane_at, mask=(place < 16)[None, :], other=0)
+        second = tl.load(plane_at, mask=(place >= 16)[None, :], other=0)
     for sub in tl.static_range(64 // STEP):
+        if BITS == 6:
+            plane = tl.load(plane_at + sub * STEP % 32)
         for half in tl.static_range(2):
-            if BITS == 8:
-                code = tl.load(base + (half * 64 + sub * STEP), mask=wide_mask, other=0)
-                code = code.to(tl.int32)
-            else:
-                byte = tl.load(base + sub * STEP, mask=wide_mask, other=0).to(tl.int32)
-                code = (byte >> (4 * half)) & 15
-            if BITS == 5:
-                plane = tl.load(base + 64, mask=wide_mask, other=0).to(tl.int32)
-                code |= ((plane >> ((half * 64 + sub * STEP) // 16)) & 1) << 4
-            if BITS == 6:
-                plane = tl.load(base + (64 + sub * STEP % 32), mask=wide_mask, other=0)
-                plane = plane.to(tl.int32)
-                code |= ((plane >> (2 * ((half * 64 + sub * STEP) // 32))) & 3) << 4
-            inner = chunk * 128 + (half * 64 + sub * STEP)
-            value = group_values(
-                code, pairs, chunk, out, mask, outs, half * 64 + sub * STEP, GROUP, ZERO, PLANES
+            column = half * 64 + sub * STEP if BITS == 8 else sub * STEP
+            byte = tl.load(line + place[None, :] + column)
+            pair = tl.load(pair_at + plane_of(half * 64 + sub * STEP, GROUP, ZERO) * outs)
+            value = weights_of(
+                like,
+                byte,
+                plane,
+                second,
+                pair,
+                half * 64 + sub * STEP,
+                BITS,
+                GROUP,
+                ZERO,
+                MAGIC,
+                INTERPRET,
             )
-            value *= factor[:, None]
-            there = wide_mask & (place < width - inner)[None, :]
+            inner = chunk * 128 + (half * 64 + sub * STEP)
+            there = (local < count)[:, None] & (place < width - inner)[None, :]
+            value = value.to(tl.float32) * factor
             tl.store(to + inner, value.to(dense.dtype.element_ty), mask=there)
 
 
@@ -350,8 +402,9 @@ def expand(weight: TiledWeight, first: int, count: int, dtype: torch.dtype) -> t
         GROUP=weight.group,
         ZERO=weight.zero,
         PLANES=weight.pairs.shape[1],
+        MAGIC=MAGIC[dtype],
         OUTS=64,
-        STEP=step_of(weight.bits, weight.group),
+        INTERPRET=INTERPRETED,
         num_warps=4,
     )
     return dense
@@ -371,11 +424,6 @@ def _through_library(
         else:
             torch.addmm(bias[low:high], x, dense.t(), out=into)
     return y
-
-
-def step_of(bits: int, group: int) -> int:
-    """Return the values that share a scale; with high bits in planes, also one bit place: 16."""
-    return 16 if bits in (5, 6) else min(group, 64)
 
 
 assert CHUNK == 128, "the kernel's index arithmetic is written for chunks of two 64s"

@@ -38,11 +38,10 @@ import triton.language as tl
 from ..weights import TiledWeight
 from .gated import activate
 from .packed import BYTES
+from .product_packed import MAGIC
 from .split import count_splits, join_parts
 from .support import INTERPRETED, matrix_product
-from .unpack import BF16, FP16, NONE, added, fill, halves, unpack, unpack_step
-
-MAGIC = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: NONE}
+from .unpack import added, fill, halves, unpack, unpack_step
 
 
 @dataclass(frozen=True, slots=True)

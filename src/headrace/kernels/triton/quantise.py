@@ -20,6 +20,7 @@ HIGHEST = tl.constexpr(65504.0)
 LIFT = tl.constexpr(256.0)
 """Factor on the scales of V if weights of attention are fp16, whose smallest number is 6e-8; it is
 removed at the end."""
+LIFT_LOG2 = tl.constexpr(8.0)
 
 
 @triton.jit
@@ -102,6 +103,40 @@ def scale_query(query, scale):
     """Return query · scale as fp16, for keys that are codes."""
     scaled = query.to(tl.float32) * scale
     return tl.minimum(tl.maximum(scaled, -HIGHEST), HIGHEST).to(tl.float16)
+
+
+@triton.jit
+def two_terms(rows, INTERPRET: tl.constexpr):
+    """Split fp32 rows [R, K] → e4m3 [K, 2 · R], the second side of a product of codes, and fp32
+    [R], the factor of its sums: see `join_terms`.
+
+    Column r is row r times a power of two, which takes its largest number to 128 or above, below
+    256; column R + r is 16 times what that leaves. Both together have eight digits, as bf16 has.
+    """
+    peak = tl.maximum(tl.max(tl.abs(rows), 1), 7.9e-31)  # 2 to the power -100.
+    exponent = peak.to(tl.int32, bitcast=True) & 0x7F800000
+    # As bits: exponents are added where powers of two are multiplied, none is rounded.
+    unit = ((254 << 23) - exponent + (7 << 23)).to(tl.float32, bitcast=True)
+    scaled = rows * unit[:, None]
+    return pair_terms(scaled, INTERPRET), (exponent - (7 << 23)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def pair_terms(scaled, INTERPRET: tl.constexpr):
+    """Split fp32 [R, K], at most 448 → e4m3 [K, 2 · R]: see `two_terms`."""
+    high = to_codes(scaled, tl.float8e4nv, 448.0, INTERPRET)
+    rest = to_codes((scaled - high.to(tl.float32)) * 16.0, tl.float8e4nv, 448.0, INTERPRET)
+    both = tl.permute(tl.join(tl.trans(high), tl.trans(rest)), [0, 2, 1])
+    return tl.reshape(both, [scaled.shape[1], 2 * scaled.shape[0]])
+
+
+@triton.jit
+def join_terms(sums):
+    """Add the sums [T, 2 · R] of a product with `two_terms` → [T, R]; its factor is not in them."""
+    T: tl.constexpr = sums.shape[0]
+    ROWS: tl.constexpr = sums.shape[1] // 2
+    first, rest = tl.split(tl.permute(tl.reshape(sums, [T, 2, ROWS]), [0, 2, 1]))
+    return first + rest * 0.0625
 
 
 @triton.jit

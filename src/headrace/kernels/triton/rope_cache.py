@@ -52,10 +52,12 @@ def _store_kv(
     BLOCK: tl.constexpr,
     TOP: tl.constexpr,
     FOUR: tl.constexpr,
+    ACROSS: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """Store both numbers of each pair of heads `head` [HEADS], which lie at `left` and `right`, in
-    their token's slot; as codes with a scale for each if TOP > 0, in four bits if FOUR."""
+    their token's slot; as codes with a scale for each if TOP > 0, in four bits if FOUR.
+    ACROSS: see `KvLayer.across`."""
     block = slot // BLOCK
     offset = slot % BLOCK
     if FOUR:
@@ -79,9 +81,11 @@ def _store_kv(
         low = to_codes(low / scale[:, None], cache.dtype.element_ty, TOP, INTERPRET)
         high = to_codes(high / scale[:, None], cache.dtype.element_ty, TOP, INTERPRET)
     if not FOUR:
-        at = cache + block * block_stride + head[:, None] * head_stride + offset * (2 * HALF)
-        tl.store(at + left[None, :], low.to(cache.dtype.element_ty), mask=mask)
-        tl.store(at + right[None, :], high.to(cache.dtype.element_ty), mask=mask)
+        ALONG: tl.constexpr = BLOCK if ACROSS else 1
+        at = cache + block * block_stride + head[:, None] * head_stride
+        at += offset * (1 if ACROSS else 2 * HALF)
+        tl.store(at + left[None, :] * ALONG, low.to(cache.dtype.element_ty), mask=mask)
+        tl.store(at + right[None, :] * ALONG, high.to(cache.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -131,6 +135,7 @@ def _rope_kernel(
     WHOLE: tl.constexpr,
     TOP: tl.constexpr,
     FOUR: tl.constexpr,
+    ACROSS: tl.constexpr,
     BIASES: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
@@ -254,6 +259,7 @@ def _rope_kernel(
                 BLOCK,
                 TOP,
                 FOUR,
+                ACROSS,
                 INTERPRET,
             )
         else:
@@ -274,6 +280,7 @@ def _rope_kernel(
                 HALF,
                 BLOCK,
                 TOP,
+                False,
                 False,
                 INTERPRET,
             )
@@ -343,6 +350,7 @@ def rope_and_cache(
         WHOLE=spec.whole_norm,
         TOP=top,
         FOUR=four,
+        ACROSS=kv.across,
         BIASES=biased[3],
         INTERPRET=INTERPRETED,
         num_warps=4,

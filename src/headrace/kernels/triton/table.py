@@ -28,7 +28,7 @@ from .product_packed_skinny import PackedSkinnyConfig
 from .product_skinny import SkinnyConfig
 
 PATH = Path(__file__).with_name("table.json")
-ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 Config = TypeVar("Config")
 

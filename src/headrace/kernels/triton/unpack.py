@@ -6,7 +6,8 @@ bf16 0x4300 is 128 and its last bit one: 0x4300 | code is 128 + code, exactly, f
 seven bits; in fp16 0x6400 | code is 1024 + code for up to ten. `prmt` puts two codes below two such
 exponents at once, so four codes cost one `and`, at times a shift, and two `prmt`: 0.75 to 1.4
 instructions a weight. Codes of 8 bits are, in bf16, 128 + low nibble and 2048 + 16 · high nibble:
-two operands, both exact. The excess is the same for every code and is subtracted after the product,
+two operands, both exact. Numbers of e2m1 are looked up, four upper and four lower bytes at once,
+and have no excess. The excess is the same for every code and is subtracted after the product,
 as that number times the sum of the inputs.
 
 Sources: the exponent trick of fast int4 kernels (FasterTransformer, Marlin); the order of codes and
@@ -23,11 +24,21 @@ import triton.language as tl
 
 NONE, BF16, FP16 = 0, 0x43, 0x64
 """Upper byte of the number that codes are put into; NONE: codes become fp32 as they are."""
+E2M1 = 1
+"""In place of a width in bits: numbers of four bits (sign, two of exponent, one of fraction)."""
+_E2M1 = tl.constexpr(E2M1)
+_LEVELS = {
+    0x43: (0x3F3F3F00, 0x40404040, 0xC0800000, 0xC0804000),
+    0x64: (0x3E3C3800, 0x46444240, 0, 0),
+}
+"""Upper, then lower bytes of 0, 0.5, 1, 1.5 | 2, 3, 4, 6 in bf16 and in fp16."""
 
 
 @triton.constexpr_function
 def added(bits: int, magic: int) -> int:
     """Return the excess of every code of a product."""
+    if bits == 1:
+        return 0
     if magic == 0x43:
         return 128 + (2048 if bits == 8 else 0)
     return 1024 if magic == 0x64 else 0
@@ -35,8 +46,8 @@ def added(bits: int, magic: int) -> int:
 
 @triton.constexpr_function
 def unpack_step(bits: int, group: int) -> int:
-    """Return the values of a chunk that are unpacked at a time; with high bits in planes, a plane's
-    width."""
+    """Return the values of a chunk that are unpacked at a time, by one load of their bytes; with
+    high bits in planes, a plane's width."""
     return 32 if bits in (5, 6) else min(max(group, 32), 64)
 
 
@@ -47,6 +58,8 @@ def spell(bits: int, at: int, magic: int, high: bool) -> str:
     `at`: the first of their values in the chunk, a multiple of the step. `high`: the upper nibble
     of an 8-bit code.
     """
+    if bits == 1:
+        return _spell_numbers(at >= 64, magic)
     lines = ["{ .reg .b32 t, u, v; mov.b32 t, $2;"]
     upper = high if bits == 8 else at >= 64
     if upper:
@@ -67,6 +80,25 @@ def spell(bits: int, at: int, magic: int, high: bool) -> str:
     exponent = 0x45 if high and magic == 0x43 else magic
     exponents = f"0x{exponent * 0x01010101:08x}"
     lines.append(f"prmt.b32 $0, t, {exponents}, 0x4140; prmt.b32 $1, t, {exponents}, 0x4342; }}")
+    return " ".join(lines)
+
+
+@triton.constexpr_function
+def _spell_numbers(upper: bool, magic: int) -> str:
+    """Spell `spell` of E2M1: three bits of each nibble choose a byte of eight, the fourth is the
+    sign."""
+    first, second, low, next_low = (f"0x{word:08x}" for word in _LEVELS[magic])
+    lines = ["{ .reg .b32 t, u, v, h;"]
+    lines.append("shr.u32 t, $2, 4; mov.b32 v, $2;" if upper else "mov.b32 t, $2; shl.b32 v, t, 4;")
+    lines.append("and.b32 t, t, 0x07070707; shr.u32 u, t, 4; or.b32 t, t, u;")
+    # Four choices in the lower half of a word.
+    lines.append("prmt.b32 t, t, 0, 0x4420; and.b32 v, v, 0x80808080;")
+    lines.append(f"prmt.b32 h, {first}, {second}, t; or.b32 h, h, v;")
+    if magic == 0x64:
+        lines.append("prmt.b32 $0, h, 0, 0x1404; prmt.b32 $1, h, 0, 0x3424; }")
+    else:
+        lines.append(f"prmt.b32 u, {low}, {next_low}, t;")
+        lines.append("prmt.b32 $0, u, h, 0x5140; prmt.b32 $1, u, h, 0x7362; }")
     return " ".join(lines)
 
 
@@ -114,7 +146,12 @@ def unpack(
             if BITS == 6:
                 code |= ((plane.to(tl.int32) >> (2 * (AT // 32))) & 3) << 4
             code += added(BITS, MAGIC)
-        found = code.to(tl.float32).to(like.dtype)
+        number = code.to(tl.float32)
+        if BITS == _E2M1:
+            size = code & 7
+            number = tl.exp2((size >> 1).to(tl.float32) - 1.0) * (1.0 + 0.5 * (size & 1))
+            number = tl.where(size < 2, 0.5 * size, number) * (1.0 - 0.25 * (code & 8))
+        found = number.to(like.dtype)
     elif BITS == 5:
         found = tl.inline_asm_elementwise(
             spell(BITS, AT, MAGIC, HIGH),

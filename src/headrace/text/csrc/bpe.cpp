@@ -313,7 +313,7 @@ API int32_t hrt_version() { return 6; }
 // Where each of `count` strings begins, counted from the first one's length, and where the last
 // ends: to `starts`, which has room for one more than `count`. Returns the end as an offset in
 // `data`, or -1 where it lies behind `end`.
-API int64_t hrt_strings(const char* data, int64_t at, int64_t end, int64_t count,
+API int64_t hrt_strings(const uint8_t* data, int64_t at, int64_t end, int64_t count,
                         uint64_t* starts) {
   const int64_t begin = at;
   starts[0] = 0;

@@ -1,0 +1,89 @@
+"""Digests that a quantised model carries: its bytes are checked once, when it is first opened.
+
+A GGUF has the SHA-256 of the file, as it is with 64 zeros in the digest's place, under `KEY` in its
+metadata; a folder those of its shards in `config.json`. A file that was found right is trusted as
+long as its size and time of change stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..base.environment import cache_root
+from ..base.errors import Untrusted
+from .cache import Record
+
+KEY = "headrace.sha256"
+CONFIG_KEY = "headrace_sha256"
+EMPTY = "0" * 64
+_PIECE = 1 << 20
+
+
+ENTRY = struct.pack("<Q", len(KEY)) + KEY.encode() + struct.pack("<IQ", 8, len(EMPTY))
+"""Beginning of the digest's entry in a GGUF's metadata: its key, its type, its length."""
+
+
+def digest_without(file: BinaryIO, at: int | None = None) -> str:
+    """Return the SHA-256 of a file with 64 zeros at `at`; None: of the file as it is."""
+    digest, place = hashlib.sha256(), 0
+    file.seek(0)
+    while piece := file.read(_PIECE):
+        if at is not None and place < at + len(EMPTY) and at < place + len(piece):
+            changed = bytearray(piece)
+            first, last = max(at, place), min(at + len(EMPTY), place + len(piece))
+            changed[first - place : last - place] = b"0" * (last - first)
+            piece = bytes(changed)
+        digest.update(piece)
+        place += len(piece)
+    return digest.hexdigest()
+
+
+def seal(file: BinaryIO, at: int) -> None:
+    """Write the digest of an open file into it, in place of the zeros at `at`."""
+    found = digest_without(file, at)
+    file.seek(at)
+    file.write(found.encode())
+    file.seek(0, 2)
+
+
+def check(path: Path, told: Any, at: int | None = None) -> None:
+    """Compare a file with the digest that its model has. Raises `Untrusted`."""
+    if not isinstance(told, str) or not re.fullmatch("[0-9a-f]{64}", told):
+        raise Untrusted(f"{path.name}: {KEY} must be 64 hexadecimal digits, not {told!r:.80}")
+    folder, name = cache_root() / "checked", str(path.resolve())
+    record = Record(folder)
+    if record.knows(name, path.stat().st_size, told):
+        return
+    with path.open("rb") as file:
+        found = digest_without(file, at)
+    if found != told:
+        raise Untrusted(
+            f"{path.name} has other bytes than when it was quantised: SHA-256 {found[:12]}…, "
+            f"{told[:12]}… is written in it; make or fetch it again"
+        )
+    with suppress(OSError):  # A cache that cannot be written costs hashing at every start.
+        folder.mkdir(parents=True, exist_ok=True)
+    files = record.data["files"]
+    record.data["files"] = {old: one for old, one in files.items() if Path(old).exists()}
+    record.add(name, told)
+
+
+def check_shards(folder: Path, config: Mapping[str, Any]) -> None:
+    """Compare the shards of a folder with the digests in its configuration, if it has some. Raises
+    `Untrusted`."""
+    told = config.get(CONFIG_KEY)
+    if told is None:
+        return
+    if not isinstance(told, Mapping):
+        raise Untrusted(f"config.json: {CONFIG_KEY} must be an object, not {told!r:.80}")
+    for name, digest in told.items():
+        path = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts or not path.is_file():
+            raise Untrusted(f"config.json: {CONFIG_KEY} names {name!r:.80}, which is missing")
+        check(path, digest)
