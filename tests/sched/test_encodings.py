@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 from control_plane_harness import VOCAB, Driver, driver, pool_of, request_of
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +17,7 @@ from headrace.base.encodings import EncoderShape, EncodingName, Source
 from headrace.base.errors import ContextOverflow, InvalidRequest, Overloaded
 from headrace.base.request import Request
 from headrace.base.spec import InputSpan
+from headrace.engine import messages
 from headrace.sched import Limits
 from headrace.sched.price import ALL_TOKENS, FEWEST, MixedPrices
 
@@ -282,6 +284,20 @@ def test_the_last_reader_takes_an_unfinished_encoding_with_it() -> None:
     assert d.scheduler.stats().encodings.bytes == 0  # type: ignore[union-attr]
     assert [one for plan in d.plans for one in plan.dropped] == [0]
     d.check_answers()
+
+
+def test_plans_cross_processes_as_they_are() -> None:
+    d = encoding_driver()
+    d.add(with_inputs(request_of("a", [1] * 20), (2, 8, b"a")))
+    d.submit()
+    d.abort("a")
+    d.add(with_inputs(request_of("b", [2] * 20), (2, 8, b"b")))
+    d.run()
+    for plan in d.plans:
+        sent = msgspec.msgpack.encode(messages.Execute(plan))
+        got = msgspec.msgpack.decode(sent, type=messages.ToWorker)
+        assert isinstance(got, messages.Execute)
+        assert got.plan == plan
 
 
 def prices(token: float, unit: float) -> MixedPrices:
