@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from control_plane_harness import VOCAB, Driver, driver, pool_of, request_of
+from control_plane_harness import VOCAB, Driver, Encoded, driver, pool_of, request_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -175,6 +175,24 @@ def test_an_encoding_without_readers_is_kept_until_others_need_its_room() -> Non
     assert stats is not None
     assert stats.bytes == 4 * 30
     d.check_answers()
+
+
+def test_a_reset_forgets_what_nobody_reads() -> None:
+    """A worker that sleeps has nothing of it any more."""
+    d = encoding_driver()
+    d.add(with_inputs(request_of("a", [1] * 20, max_tokens=1), (2, 8, b"a")))
+    d.run()
+    d.scheduler.reset()
+    d.check()
+    stats = d.scheduler.stats().encodings
+    assert stats is not None
+    assert stats.bytes == 0
+    d.worker.encodings.clear()
+    d.worker.encodings[0] = Encoded(EncodingName("", b"none"), b"", 0)
+    d.add(with_inputs(request_of("b", [2] * 20, max_tokens=1), (2, 8, b"a")))
+    d.run()
+    d.check_answers()
+    assert starts(d) == [b"a", b"a"]
 
 
 def test_who_finds_no_room_goes_before_later_ones_that_need_some() -> None:
