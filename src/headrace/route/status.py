@@ -1,4 +1,4 @@
-"""What the gateway says of itself at `/`: JSON, and a page for browsers that renews itself."""
+"""Status of the gateway at `/`: JSON, and a page for browsers that renews itself."""
 
 from __future__ import annotations
 

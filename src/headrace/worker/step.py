@@ -89,7 +89,7 @@ class Steps:
         spent = time.perf_counter() - begin
         started = self._text(plan.first_part(), begin)
 
-        def whole(result: StepResult) -> StepResult:
+        def completed(result: StepResult) -> StepResult:
             result.encoding = spent
             result.failures.update(failures)
             for column in (result.tokens, result.logprobs, result.prompt_logprobs):
@@ -100,8 +100,8 @@ class Steps:
             return result
 
         if isinstance(started, StepResult):
-            return whole(started)
-        return lambda: whole(started())
+            return completed(started)
+        return lambda: completed(started())
 
     def _text(self, plan: StepPlan, begin: float) -> StepResult | Callable[[], StepResult]:
         """Do or start the text part of a step, which may have no entry."""
