@@ -161,6 +161,27 @@ async def test_a_conversation_that_goes_on_encodes_nothing_and_tenants_share_not
         assert metric(engine, "headrace:encodings_bytes") == 2 * 4 * 96 * span.length
 
 
+async def test_an_engine_that_slept_encodes_again(
+    folder: Path, supervision: Supervision, notes: Path
+) -> None:
+    options = OWN | {"model": str(folder)}
+    async with await AsyncEngine.start(
+        worker=SLICING, supervision=supervision, **options
+    ) as engine:
+        found = open_sounds(engine.files)
+        assert found is not None
+        prompts = SoundPrompts(found, "tiny")
+        ids, span, held = asked(prompts, 3)
+        first = await answer(engine, ids, span)
+        await engine.operations.sleep(1)
+        await engine.operations.wake()
+        assert await answer(engine, ids, span) == first
+        stats = engine.stats.encodings
+        assert stats is not None
+        assert stats.computed == 2
+        held.close()
+
+
 def test_the_plan_shows_the_part_and_its_memory(folder: Path) -> None:
     files = open_model(str(folder))
     options = EngineOptions(model=str(folder), device="cpu", max_context=512, kv_memory="2MiB")

@@ -7,8 +7,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
-from control_plane_harness import VOCAB, Driver, driver, pool_of, request_of
+from control_plane_harness import VOCAB, Driver, Encoded, driver, pool_of, request_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from headrace.base.encodings import EncoderShape, EncodingName, Source
 from headrace.base.errors import ContextOverflow, InvalidRequest, Overloaded
 from headrace.base.request import Request
 from headrace.base.spec import InputSpan
+from headrace.engine import messages
 from headrace.sched import Limits
 from headrace.sched.price import ALL_TOKENS, FEWEST, MixedPrices
 
@@ -175,6 +177,24 @@ def test_an_encoding_without_readers_is_kept_until_others_need_its_room() -> Non
     d.check_answers()
 
 
+def test_a_reset_forgets_what_nobody_reads() -> None:
+    """A worker that sleeps has nothing of it any more."""
+    d = encoding_driver()
+    d.add(with_inputs(request_of("a", [1] * 20, max_tokens=1), (2, 8, b"a")))
+    d.run()
+    d.scheduler.reset()
+    d.check()
+    stats = d.scheduler.stats().encodings
+    assert stats is not None
+    assert stats.bytes == 0
+    d.worker.encodings.clear()
+    d.worker.encodings[0] = Encoded(EncodingName("", b"none"), b"", 0)
+    d.add(with_inputs(request_of("b", [2] * 20, max_tokens=1), (2, 8, b"a")))
+    d.run()
+    d.check_answers()
+    assert starts(d) == [b"a", b"a"]
+
+
 def test_who_finds_no_room_goes_before_later_ones_that_need_some() -> None:
     """Two requests that each need more than half run one after the other, and a stream of small
     ones does not keep a large one out."""
@@ -282,6 +302,20 @@ def test_the_last_reader_takes_an_unfinished_encoding_with_it() -> None:
     assert d.scheduler.stats().encodings.bytes == 0  # type: ignore[union-attr]
     assert [one for plan in d.plans for one in plan.dropped] == [0]
     d.check_answers()
+
+
+def test_plans_cross_processes_as_they_are() -> None:
+    d = encoding_driver()
+    d.add(with_inputs(request_of("a", [1] * 20), (2, 8, b"a")))
+    d.submit()
+    d.abort("a")
+    d.add(with_inputs(request_of("b", [2] * 20), (2, 8, b"b")))
+    d.run()
+    for plan in d.plans:
+        sent = msgspec.msgpack.encode(messages.Execute(plan))
+        got = msgspec.msgpack.decode(sent, type=messages.ToWorker)
+        assert isinstance(got, messages.Execute)
+        assert got.plan == plan
 
 
 def prices(token: float, unit: float) -> MixedPrices:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
+import time
 import wave
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 import openai
+import psutil
 import pytest
 import torch
 from processes import Running, headrace, running
@@ -182,6 +185,32 @@ def test_what_is_wrong_with_a_sound_is_named(
     reply = httpx.post(server.url + "/v1/chat/completions", json=body)
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"].startswith("messages.0.content" + param)
+
+
+def test_nothing_of_a_sound_is_left_open(server: Running, client: openai.OpenAI) -> None:
+    """Sounds lie in memory of the API process, which goes with their requests: those that were
+    answered, refused after the sound was read, or left by their client."""
+    sound = part(samples_of(7, 2.0))
+    answer(client, asked(sound, text("A?")))
+    with pytest.raises(openai.BadRequestError):
+        answer(client, asked(sound, text("B?")), stop_token_ids=[-1])
+    for _ in client.chat.completions.create(model="", messages=asked(sound), stream=True):
+        break
+
+    def left() -> list[str]:
+        family = [psutil.Process(server.process.pid)]
+        family += family[0].children(recursive=True)
+        found = []
+        for one in family:
+            for link in Path(f"/proc/{one.pid}/fd").glob("*"):
+                with contextlib.suppress(OSError):
+                    found.append(str(link.readlink()))
+        return [name for name in found if "headrace input" in name]
+
+    end = time.monotonic() + 120
+    while left():
+        assert time.monotonic() < end, left()
+        time.sleep(0.05)
 
 
 def test_a_place_that_a_text_forges_is_no_sound(server: Running, client: openai.OpenAI) -> None:

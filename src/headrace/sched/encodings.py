@@ -162,6 +162,11 @@ class Encodings:
             else:
                 self._forget(found)
 
+    def reset(self) -> None:
+        """Forget the encodings that nobody reads."""
+        for found in list(self._unread.values()):
+            self._forget(found)
+
     def _make_room(self, need: int, keep: Items) -> bool:
         """Forget unread encodings, except those named in `keep`, until `need` bytes are free."""
         spare = [one for name, one in self._unread.items() if name not in keep]

@@ -197,6 +197,12 @@ class Scheduler:
         found = [s for s in self._requests.get(request_id, ()) if s.choice == choice]
         return [self._finish(s, "stop") for s in found]
 
+    def reset(self) -> None:
+        """Forget the prefix index, and encodings that nobody reads."""
+        self.kv.reset()
+        if self._encodings is not None:
+            self._encodings.reset()
+
     # The step
 
     def schedule(self) -> StepPlan | None:

@@ -79,7 +79,7 @@ class Controls:
         blocks = sum(len(pool.index) for pool in scheduler.kv.pools)
         if self._built.context is not None:
             self._built.context.settle()
-        scheduler.kv.reset()
+        scheduler.reset()
         return {"blocks": float(blocks)}
 
     def _sleep(self) -> dict[str, float]:

@@ -36,12 +36,13 @@ class _Watched:
     def result(self) -> StepResult:
         result = self._future.result()
         self._step.ended = time.perf_counter()
-        self._step.device_seconds = result.seconds
+        self._step.device_seconds = result.seconds - result.encoding
         return result
 
 
 class RecordingExecutor:
-    """A wrapper of a loaded executor that keeps the steps that pass, from the first one on."""
+    """A wrapper of a loaded executor that keeps the steps that pass, from the first one on: their
+    entries of text, and the seconds of these."""
 
     def __init__(self, inner: Executor, *, most_entries: int | None = None) -> None:
         """`most_entries`: a step has one per row and `STEP_ENTRIES` more. Steps after the one that
@@ -57,13 +58,16 @@ class RecordingExecutor:
         if self._most_entries is not None and self._entries >= self._most_entries:
             self.left_out += 1
             return self._inner.submit(plan)
+        if plan.parts and not plan.texts:
+            return self._inner.submit(plan)
+        whole, plan = plan, plan.first_part() if plan.parts else plan
         self._entries += len(plan.rows) + STEP_ENTRIES
         self._rows.update({one.row: one.sequence_id for one in plan.admitted})
         step = RecordedStep(
             plan, time.perf_counter(), sequences={row: self._rows.get(row, -1) for row in plan.rows}
         )
         self.steps.append(step)
-        return _Watched(self._inner.submit(plan), step)
+        return _Watched(self._inner.submit(whole), step)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -32,8 +32,7 @@ from ..weights import (
     TiledWeight,
     Weight,
 )
-from . import gated, head_products, moe, norm, rope_cache, sampling, short_conv, states
-from . import scatter as scattering
+from . import gated, head_products, moe, norm, rope_cache, sampling, scatter, short_conv, states
 from .ahead import compiled_together, warm
 from .attention_decode import attention_decode, head_tiles
 from .attention_prefill import attention_prefill
@@ -74,6 +73,7 @@ class TritonOperators(ReferenceOperators):
     `activate` and `layer_norm` are the reference's: one kernel of the library each."""
 
     name = "triton"
+    scatter = scatter.scatter
 
     def __init__(
         self,
@@ -171,9 +171,6 @@ class TritonOperators(ReferenceOperators):
         if device.type != "cuda":
             return 0
         return GraphProgram(plain, limits, CudaGraphMaker(device)).estimate()
-
-    def scatter(self, x: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        return scattering.scatter(x, rows, places)
 
     rms_norm = staticmethod(norm.rms_norm)
     add_rms_norm = staticmethod(norm.add_rms_norm)

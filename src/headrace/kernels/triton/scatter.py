@@ -23,7 +23,7 @@ def _scatter_kernel(x, rows, places, width, x_stride, rows_stride, COLUMNS: tl.c
     tl.store(x + place * x_stride + columns, found.to(x.dtype.element_ty), mask=mask)
 
 
-def scatter(x: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def scatter(ops: object, x: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Replace x[places] of x [N, D] by rows [M, D] in their place in memory; return x."""
     count, width = rows.shape
     if count:
