@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from headrace.base.encodings import Source
+from headrace.base.encodings import SealedHandle
 from headrace.base.errors import EngineFault, Overloaded, TooLarge
 from headrace.dist.payloads import SealedInputs, read_payload
 
@@ -26,8 +26,8 @@ def test_a_handle_gives_the_array_in_this_process_and_in_another() -> None:
     assert np.array_equal(read_payload(held.source), np.arange(24).reshape(3, 8))
     told = (
         "from headrace.dist.payloads import read_payload\n"
-        "from headrace.base.encodings import Source\n"
-        f"print(read_payload(Source{tuple(held.source)!r}).sum())"
+        "from headrace.base.encodings import SealedHandle\n"
+        f"print(read_payload(SealedHandle{tuple(held.source)!r}).sum())"
     )
     other = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert float(other.stdout) == 276
@@ -93,7 +93,7 @@ def test_other_files_are_no_inputs() -> None:
     try:
         for descriptor in (reading, writing, unsealed):
             with pytest.raises(EngineFault):
-                read_payload(Source(os.getpid(), descriptor, b"t" * 16, 1, 8))
+                read_payload(SealedHandle(os.getpid(), descriptor, b"t" * 16, 1, 8))
     finally:
         for descriptor in (reading, writing, unsealed):
             os.close(descriptor)

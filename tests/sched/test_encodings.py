@@ -13,7 +13,7 @@ from control_plane_harness import VOCAB, Driver, Encoded, driver, pool_of, reque
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.base.encodings import EncoderShape, EncodingName, Source
+from headrace.base.encodings import EncoderShape, EncodingName, SealedHandle
 from headrace.base.errors import ContextOverflow, InvalidRequest, Overloaded
 from headrace.base.request import Request
 from headrace.base.spec import InputSpan
@@ -31,7 +31,7 @@ def with_inputs(request: Request, *spans: tuple[int, int, bytes], handle: int = 
     made = []
     for first, length, digest in spans:
         name = EncodingName(request.tenant, digest)
-        source = Source(handle, 0, repr(name).encode(), 1, 1)
+        source = SealedHandle(handle, 0, repr(name).encode(), 1, 1)
         made.append(InputSpan(first, length, "sound", digest, source, units=length))
     request.spec = replace(request.spec, inputs=tuple(made))
     return request

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Source(NamedTuple):
+class SealedHandle(NamedTuple):
     """Handle of an array [rows, width] in fp32 in sealed shared memory (`dist.payloads`)."""
 
     process: int
@@ -34,7 +34,7 @@ class EncodingStart(NamedTuple):
     slot: int
     """Its number in the worker, and its row among the entries of its part."""
     name: EncodingName
-    source: Source
+    source: SealedHandle
     units: int
     """Size of the input in units of its encoder: positions."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from .encodings import Source
+from .encodings import SealedHandle
 from .sampling import SamplingParams
 
 Task = Literal["tokens", "vector", "score"]
@@ -42,7 +42,7 @@ class InputSpan(NamedTuple):
     digest: bytes
     """Digest of the input's content, shape, preparation and model: equal digests mean equal
     encodings."""
-    source: Source | None = None
+    source: SealedHandle | None = None
     """Handle of the input. The encoder's rows for it take the place of the ids' embeddings."""
     units: int = 0
     """Size of the input in units of its encoder."""

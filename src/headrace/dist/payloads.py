@@ -18,7 +18,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from ..base.encodings import Source
+from ..base.encodings import SealedHandle
 from ..base.errors import EngineFault, Overloaded, TooLarge, UnsupportedModel
 
 MOST_BYTES = 256 << 20
@@ -44,7 +44,7 @@ class SealedInput:
         except BaseException:
             os.close(descriptor)
             raise
-        self.source = Source(os.getpid(), descriptor, token, rows, width)
+        self.source = SealedHandle(os.getpid(), descriptor, token, rows, width)
         self.close = weakref.finalize(self, payloads.left, owner, self.size, descriptor)
 
 
@@ -81,7 +81,7 @@ class SealedInputs:
             del self._of[owner]
 
 
-def read_payload(source: Source) -> Floats:
+def read_payload(source: SealedHandle) -> Floats:
     """Read the array of a handle; raises `EngineFault` if its owner has closed it or is gone."""
     gone = EngineFault("the input is gone: its request has ended")
     try:

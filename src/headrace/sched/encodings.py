@@ -16,7 +16,13 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
-from headrace.base.encodings import EncoderShape, EncodingName, EncodingStart, EncodingStats, Source
+from headrace.base.encodings import (
+    EncoderShape,
+    EncodingName,
+    EncodingStart,
+    EncodingStats,
+    SealedHandle,
+)
 from headrace.base.errors import InvalidRequest
 from headrace.base.request import Request
 from headrace.base.spec import InputSpan
@@ -42,10 +48,10 @@ class Encoding:
     def __init__(self, name: EncodingName, rows: int, units: int, size: int) -> None:
         self.name, self.rows, self.units, self.size = name, rows, units, size
         self.state: Literal["reserved", "wanted", "ready", "gone"] = "reserved"
-        self.readers: dict[Work, Source] = {}
+        self.readers: dict[Work, SealedHandle] = {}
         """Handles of the input by the work that came with them."""
         self.slot = -1
-        self.source: Source | None = None
+        self.source: SealedHandle | None = None
         """Handle that the worker was given."""
         self.planned = self.done = 0
         """Slices in plans, and slices that are computed."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..base.encodings import EncodingName, EncodingStart, Source
+from ..base.encodings import EncodingName, EncodingStart, SealedHandle
 from ..base.errors import EngineFault
 from ..base.graph import Value
 from ..base.slices import slices
@@ -33,7 +33,7 @@ class EncodedItem:
     """An encoding in a slot."""
 
     name: EncodingName
-    source: Source
+    source: SealedHandle
     units: int
     done: int = 0
     """Slices that are computed."""

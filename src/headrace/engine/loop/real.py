@@ -76,10 +76,9 @@ def _shelf(files: ModelFiles, settings: dict[str, Any]) -> PanelShelf | None:
 def kernel_decisions(files: ModelFiles, settings: dict[str, Any]) -> list[Decision]:
     """Return the kernels that would serve, operator by operator; loads no weight."""
     with needing_torch(lambda: _who_needs_torch(files, settings)):
-        from ...worker.loading import kernel_decisions as decide
-        from ...worker.options import WorkerOptions  # Local, as above.
+        from ...worker import loading, options  # Local, as above.
 
-        return decide(files, WorkerOptions(**settings))
+        return loading.kernel_decisions(files, options.WorkerOptions(**settings))
 
 
 def _who_needs_torch(files: ModelFiles, settings: dict[str, Any]) -> str:
