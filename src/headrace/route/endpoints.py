@@ -255,7 +255,7 @@ class Endpoints:
                 continue
             address = endpoint.addresses[0]  # Consumers use the first, as the API says.
             # Nothing of a cluster is reached on this pod's own loopback.
-            if (host := usable(address)) and not address.startswith("127.") and address != "::1":
+            if host := usable(address, loopback=False):
                 found.append(f"http://{host}:{port}")
         return found[:MOST_SERVERS]
 

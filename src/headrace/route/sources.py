@@ -31,6 +31,8 @@ LOOKUP_SECONDS = 5.0
 NOWHERE = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
 """Errors of the resolver which mean that a name has no address, and not that nobody knows."""
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_NUMBER = re.compile(r"(^|\.)(\d+|0x[0-9a-f]*)\.?$")
+"""End of a name which the resolver reads as an address of IPv4, in one of its spellings."""
 _NAMED = re.compile(r"dns://(?P<host>[^/:@\s]+):(?P<port>\d{1,5})/?")
 _SERVICE = re.compile(r"srv://(?P<host>[^/:@\s]+)/?")
 
@@ -95,13 +97,23 @@ def note(source: ServerSource, problem: str) -> None:
     source.problem = problem
 
 
-def usable(address: str) -> str | None:
-    """Return an address as a host in a URL; None if it is none, or can be no server's."""
+def usable(address: str, *, loopback: bool = True) -> str | None:
+    """Return an address as a host in a URL; None if it is none, or can be no server's.
+
+    `loopback`: whether this machine's own may be one. An IPv4 address in IPv6's spelling is the
+    IPv4 address; a zone is a link's, and the text after `%` may be anything.
+    """
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
         return None
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.scope_id is not None:
+            return None
+        found = found.ipv4_mapped or found
     if found.is_unspecified or found.is_multicast or found.is_link_local:
+        return None
+    if found.is_loopback and not loopback:
         return None
     return f"[{found}]" if found.version == 6 else str(found)
 
@@ -119,8 +131,10 @@ def addresses(host: str, port: int) -> Lookup:
             raise Unresolved(error.strerror or "the resolver does not answer") from None
         except (OSError, UnicodeError) as error:
             raise Unresolved(f"{error}") from None
-        hosts = sorted({str(one[4][0]) for one in found})
-        return [f"http://{name}:{port}" for one in hosts if (name := usable(one))]
+        told = [name for one in found if (name := usable(str(one[4][0])))]
+        # A server with an address of both families is one server.
+        hosts = [name for name in told if not name.startswith("[")] or told
+        return [f"http://{name}:{port}" for name in sorted(set(hosts))]
 
     return lookup
 
@@ -154,8 +168,10 @@ def records(host: str) -> Lookup:
         least = min((one.priority for one in answer), default=0)
         found = set()
         for one in answer:
-            target = one.target.to_text(omit_final_dot=True)
-            if one.priority == least and one.port and _HOST.fullmatch(target):
+            # Names are one whatever their case is; those that end in a number are addresses.
+            target = one.target.to_text(omit_final_dot=True).lower()
+            named = _HOST.fullmatch(target) and not _NUMBER.search(target)
+            if one.priority == least and one.port and named:
                 found.add(f"http://{target}:{one.port}")
         return sorted(found)
 
