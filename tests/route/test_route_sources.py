@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -94,8 +95,14 @@ def test_addresses_and_sources_are_told_apart() -> None:
 def test_addresses_that_no_server_has_are_left_out() -> None:
     assert usable("10.0.0.1") == "10.0.0.1"
     assert usable("fd00::1") == "[fd00::1]"
-    for text in ("0.0.0.0", "169.254.169.254", "224.0.0.1", "::", "fe80::1", "fe80::1%eth0", "a"):
+    assert usable("::ffff:10.0.0.1") == "10.0.0.1", "one server has one address"
+    for text in ("0.0.0.0", "169.254.169.254", "224.0.0.1", "::", "fe80::1", "fe80::1%eth0", "a",
+                 "::ffff:169.254.169.254", "::ffff:0.0.0.0", "::ffff:224.0.0.1", "fd00::1%eth0",
+                 "fd00::1%x]@evil:80"):  # fmt: skip
         assert usable(text) is None
+    assert usable("::1") == "[::1]"
+    for text in ("127.0.0.1", "127.9.9.9", "::1", "0:0::1", "::ffff:127.0.0.1"):
+        assert usable(text, loopback=False) is None
 
 
 # DNS
@@ -150,8 +157,9 @@ async def test_the_resolvers_answers_are_read_as_addresses(monkeypatch: pytest.M
         return [(0, 0, 0, "", (one, 80)) for one in told]
 
     monkeypatch.setattr(loop, "getaddrinfo", lookup)
-    wanted = ["http://10.0.0.1:80", "http://10.0.0.2:80", "http://[fd00::1]:80"]
-    assert await addresses("a", 80)() == wanted
+    assert await addresses("a", 80)() == ["http://10.0.0.1:80", "http://10.0.0.2:80"]
+    told = ["fd00::2", "fe80::1%lo", "fd00::1", "fd00::1"]
+    assert await addresses("a", 80)() == ["http://[fd00::1]:80", "http://[fd00::2]:80"]
 
     async def fails(*_: Any, **__: Any) -> None:
         raise socket.gaierror(number, "")
@@ -213,7 +221,9 @@ async def test_srv_records_of_the_first_priority_are_servers(
     monkeypatch.setattr("headrace.route.sources.system_resolver", local)
     lookup = records("_http._tcp.river.example")
     server.zone = ["1 5 8000 b.example.", "1 9 8001 a.example.", "2 0 8000 c.example.",
-                   "1 0 0 d.example.", r"1 0 8000 e\032f.example.", "1 0 80 ."]  # fmt: skip
+                   "1 0 0 d.example.", r"1 0 8000 e\032f.example.", "1 0 80 .",
+                   "1 5 8000 B.Example.", "1 0 80 169.254.169.254.", "1 0 80 2852039166.",
+                   "1 0 80 0xa9fea9fe."]  # fmt: skip
     assert await lookup() == ["http://a.example:8001", "http://b.example:8000"]
     server.zone = []
     assert await lookup() == []
@@ -305,7 +315,7 @@ async def test_a_forgotten_version_is_followed_by_a_new_list(tmp_path: Path, hur
         ({"slices": [slice_of("a", "10.0.0.1", named="grpc", port=0)]}, "no ready pod"),
         ({"slices": [slice_of("a", "10.0.0.1", ready=False)]}, "no ready pod"),
         ({"slices": [slice_of("a", "10.0.0.1", ready=True, terminating=True)]}, "no ready pod"),
-        ({"slices": [slice_of("a", "127.0.0.1", "::1", "169.254.169.254", "x")]}, "no ready pod"),
+        ({"slices": [slice_of("a", "127.0.0.1", "0:0::1", "169.254.169.254", "x")]}, "no ready pod"),
         ({"slices": [slice_of("a", "a.example", family="FQDN")]}, "no ready pod"),
     ],
     ids=range(12),
@@ -336,6 +346,56 @@ async def test_an_event_without_end_or_of_other_words_loses_nothing(
                 api.events.put_nowait(bad)
                 await until(lambda before=before: len(api.asked) >= before + 2)  # type: ignore[misc]
             assert set(map(tuple, told.lists)) == {("http://10.0.0.1:8000",)}
+
+        await watched(api, test)
+
+
+@on_the_loop_of_servers
+async def test_a_watch_that_always_fails_is_tried_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list is answered each time; its watch is refused."""
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("headrace.route.endpoints.asyncio.sleep", noted)
+    async with cluster_api(tmp_path, slices=[slice_of("a", "10.0.0.1")]) as api:
+
+        async def test(told: Told, source: Endpoints) -> None:
+            for failed, code in enumerate((500, 410) * 4):
+                while len(api.asked) < 2 * failed + 2:  # A list and a watch each time.
+                    await sleep(0.01)
+                api.tell("ERROR", {"code": code, "message": "no watch today"})
+            while len(slept) < 8:
+                await sleep(0.01)
+            assert told.last == ["http://10.0.0.1:8000"], "what is listed stays"
+
+        await watched(api, test)
+    assert slept[5] > 20, "after five failures"
+    assert max(slept) <= 45
+
+
+@on_the_loop_of_servers
+async def test_the_system_asks_whether_a_silent_api_is_there(tmp_path: Path) -> None:
+    def kept() -> int:
+        """This process's TCP connections that are probed for life."""
+        found = 0
+        for entry in Path("/proc/self/fd").iterdir():
+            with suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as one:
+                if one.family == socket.AF_INET and one.getpeername()[1] == port:
+                    found += one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        return found
+
+    async with cluster_api(tmp_path, slices=[slice_of("a", "10.0.0.1")]) as api:
+        port = int(api.address.rpartition(":")[2])
+
+        async def test(told: Told, _: Endpoints) -> None:
+            await until(lambda: len(api.asked) == 2)
+            assert kept()
 
         await watched(api, test)
 

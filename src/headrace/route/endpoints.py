@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,7 +30,15 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Folder with a pod's token, its namespace and the API's CA."""
 WATCH_SECONDS = 300
 """Seconds after which the API ends a watch."""
-ANSWER_SECONDS = 10.0
+ANSWER_SECONDS, LIST_SECONDS = 10.0, 60.0
+"""Longest silence of an answer, and time of a whole list."""
+SILENT = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""Options of a connection: a watch may be silent, and an API that has gone says no word of it."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds before the API is asked again; each further failure doubles them."""
 MOST_LIST, MOST_EVENT = 4 << 20, 1 << 20
@@ -132,7 +141,9 @@ class ClusterApi:
         # No proxy and no redirection gets the token.
         async with (
             httpx.AsyncClient(
-                verify=self._tls,
+                transport=httpx.AsyncHTTPTransport(
+                    verify=self._tls, trust_env=False, socket_options=SILENT
+                ),
                 trust_env=False,
                 timeout=httpx.Timeout(ANSWER_SECONDS, read=seconds),
             ) as client,
@@ -162,20 +173,24 @@ class Endpoints:
         self._words = {"labelSelector": f"kubernetes.io/service-name={service}"}
         self._slices: dict[str, tuple[str, list[str]]] = {}
         """Name of a slice → its family and the URLs of its ready pods."""
+        self._heard = False
+        """Whether the last watch told an event before it broke."""
 
     async def watch(self, found: Found) -> None:
         wait = FIRST_PAUSE
         while True:
             try:
-                version = await self._listed()
-                wait = FIRST_PAUSE
+                async with asyncio.timeout(LIST_SECONDS):
+                    version = await self._listed()
                 self._tell(found)
                 while True:
                     version = await self._followed(version, found)
+                    wait = FIRST_PAUSE  # Not before: a list whose watch fails is asked less often.
                     await asyncio.sleep(FIRST_PAUSE)
             except Stale:
-                pass
+                wait = FIRST_PAUSE if self._heard else wait
             except (ApiRefused, Undecodable, httpx.HTTPError, OSError) as error:
+                wait = FIRST_PAUSE if self._heard else wait
                 reason = error.message if isinstance(error, HeadraceError) else str(error)
                 note(self, f"{reason or type(error).__name__:.200}")
             await asyncio.sleep(wait * random.uniform(1.0, 1.5))
@@ -205,13 +220,14 @@ class Endpoints:
             "resourceVersion": version[:256],
             "timeoutSeconds": WATCH_SECONDS,
         }
-        rest = bytearray()
+        rest, self._heard = bytearray(), False
         async with self._cluster.get(self._path, words, WATCH_SECONDS + ANSWER_SECONDS) as parts:
             async for part in parts:
                 end = part.rfind(b"\n") + 1 + len(rest) if b"\n" in part else 0
                 rest += part
                 for line in filter(None, rest[:end].split(b"\n")):
                     version = self._changed(line) or version
+                    self._heard = True
                 del rest[:end]
                 if len(rest) > MOST_EVENT:
                     raise ApiRefused("the API's event does not end")
