@@ -281,6 +281,7 @@ def _base(work: Work) -> Result:
     if all(one in packages for one in place.own):
         entries, rest = dict(place.packages), [one for one in packages if one not in place.own]
     entries |= _unpacked(place, rest)
+    entries.setdefault("usr/bin/python3", Entry(link=f"python{PYTHON}"))  # Health checks call it.
     if "usr/bin/gcc-12" in entries:
         entries["usr/bin/cc"] = entries["usr/bin/gcc"] = Entry(link="gcc-12")
         entries["etc/debian_version"] = Entry(b"12\n".__bytes__)  # NVIDIA's runtime asks for it.
