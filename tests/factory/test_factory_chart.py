@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -458,6 +459,32 @@ def test_without_a_router_ways_in_lead_to_the_service(chart: Path) -> None:
     assert "tls" not in named["Ingress"]
     assert named["HTTPRoute"]["rules"][0]["backendRefs"][0]["name"] == "river"
     assert "ServiceAccount" not in named
+
+
+def test_pods_answer_under_the_names_that_lead_to_them(chart: Path) -> None:
+    """Who comes by an Ingress comes with its host's name; a server without keys knows its own."""
+
+    def told(*settings: str) -> tuple[set[str], str]:
+        documents = rendered(chart, *settings)
+        (text,) = [
+            one["data"]["options.toml"] for one in documents
+            if one["kind"] == "ConfigMap" and one["metadata"]["name"] == "river-settings"
+        ]  # fmt: skip
+        (pod,) = [
+            one["spec"]["template"]["metadata"]["annotations"]["headrace.dev/settings"]
+            for one in documents
+            if one["kind"] == "Deployment" and one["metadata"]["name"] == "river"
+        ]
+        return set(read_hosts(tomllib.loads(text).get("hosts"))), pod
+
+    plain, ways = told(), ("ingress.host=a.example", "httpRoute.gateway=gate",
+                           "httpRoute.hostnames[0]=*.b.example")  # fmt: skip
+    assert plain[0] == set()
+    assert told("options.hosts=c.example")[0] == {"c.example"}
+    names, pod = told(*ways, "options.hosts=c.example")
+    assert names == {"a.example", ".b.example", "c.example"}
+    assert pod not in (plain[1], told("options.hosts=c.example")[1]), "pods start anew"
+    assert told(*ways, "router.replicas=1") == plain, "the router is asked by these names"
 
 
 def test_helm_finds_nothing_wrong(chart: Path) -> None:

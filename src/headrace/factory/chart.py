@@ -94,7 +94,8 @@ ABOUT = {
     "httpRoute": "An HTTPRoute (Gateway API), like the Ingress.",
     "httpRoute.gateway": "Name of the Gateway; empty: no HTTPRoute.",
     "httpRoute.namespace": "The Gateway's namespace; empty: this one.",
-    "httpRoute.hostnames": "Host names; empty: the listener's.",
+    "httpRoute.hostnames": "Host names; empty: the listener's, which options.hosts or "
+    "router.hosts must name.",
     "httpRoute.timeout": "Longest answer; 0s: no limit.",
     "router": "`headrace route` before the pods: by prefix and load; streams move if a pod dies.",
     "router.replicas": "Pods of the router; 0: none.",

@@ -1,10 +1,19 @@
 {{- define "headrace.labels" -}}
 {app.kubernetes.io/name: headrace, app.kubernetes.io/instance: {{ .Release.Name | quote }}}
 {{- end }}
+{{- /* Names of the server: its option, and those of ingress and route, which else lead to the router. */ -}}
+{{- define "headrace.hosts" -}}
+{{- $names := compact (splitList "," (dig "hosts" "" .Values.options)) }}
+{{- if not .Values.router.replicas }}
+{{- $names = concat $names (compact (list .Values.ingress.host)) }}
+{{- if .Values.httpRoute.gateway }}{{ $names = concat $names .Values.httpRoute.hostnames }}{{ end }}
+{{- end }}
+{{- $names | uniq | join "," | replace "*." "." }}
+{{- end }}
 {{- define "headrace.annotations" -}}
 headrace.dev/profile: {{ .Values.profile.digest | quote }}
 # What changes in them starts the pods anew.
-headrace.dev/settings: {{ printf "%s%s" (toJson .Values.options) (toJson .Values.trusted) | sha256sum | trunc 16 | quote }}
+headrace.dev/settings: {{ printf "%s%s%s" (toJson .Values.options) (toJson .Values.trusted) (include "headrace.hosts" .) | sha256sum | trunc 16 | quote }}
 {{- end }}
 {{- /* Are profile and weights mounted by the cluster, as image volumes? On by default since 1.35. */ -}}
 {{- define "headrace.mounted" -}}
