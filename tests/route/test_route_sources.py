@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from headrace.engine.simulator.routing import ROUTERS, Router
 from headrace.route.endpoints import ClusterApi as Api
 from headrace.route.endpoints import Endpoints
 from headrace.route.gateway import Gateway
+from headrace.route.meters import RouteMeter
 from headrace.route.roster import Membership, read_servers
 from headrace.route.sources import (
     ABSENCES,
@@ -589,6 +591,33 @@ async def test_a_browser_gets_a_page_of_servers_models_errors_and_latencies() ->
         for name in ("first_byte", "first_part", "answer", "pause"):
             assert f'headrace_route_{name}_seconds_count{{replica="{urls[0]}"}} 2.0' in metrics
         assert (await client.get(url)).json()["object"] == "gateway"
+
+
+@on_the_loop_of_servers
+async def test_metrics_and_page_of_many_servers_do_not_hold_the_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 1,024 servers they are a second of computing: done beside the event loop."""
+    where: list[int] = []
+    collect = RouteMeter.collect
+
+    def noted(meter: RouteMeter) -> list[Any]:
+        where.append(threading.get_ident())
+        return collect(meter)
+
+    times = RouteMeter.times
+
+    def noted_times(meter: RouteMeter, what: str) -> dict[str, Any]:
+        where.append(threading.get_ident())
+        return times(meter, what)
+
+    async with gateway(["http://127.0.0.1:9"]) as (url, _), httpx.AsyncClient() as client:
+        monkeypatch.setattr(RouteMeter, "collect", noted)
+        monkeypatch.setattr(RouteMeter, "times", noted_times)
+        assert "headrace_route_ready" in (await client.get(url + "/metrics")).text
+        assert "127.0.0.1:9" in (await client.get(url, headers={"accept": "text/html"})).text
+    assert len(where) == 4
+    assert threading.get_ident() not in where
 
 
 @on_the_loop_of_servers

@@ -106,7 +106,7 @@ class RouteMeter:
             name: GaugeMetricFamily(f"headrace_route_{name}", text, labels=["replica"])
             for name, text in GAUGES.items()
         }
-        for one in self._replicas:
+        for one in list(self._replicas):
             found["outstanding"].add_metric([one.url], one.outstanding)
             found["ready"].add_metric([one.url], float(one.may_be_chosen))
             found["tells"].add_metric([one.url], float(one.tells))

@@ -79,8 +79,8 @@ def described(gateway: ShownGateway, shown: bool) -> dict[str, Any]:
 
 
 def page_of(gateway: ShownGateway) -> bytes:
-    """Build the page: servers, sources, models, errors, latencies."""
-    replicas = gateway.replicas
+    """Build the page: servers, sources, models, errors, latencies. May run beside the event loop."""
+    replicas = list(gateway.replicas)
     ready = sum(one.may_be_chosen for one in replicas)
     state = "draining" if gateway.draining else "ready" if gateway.ready else "not ready"
     cards = [
@@ -93,7 +93,7 @@ def page_of(gateway: ShownGateway) -> bytes:
         f'<div class="card"><b>{value}</b><span>{of}</span></div>' for value, of in cards
     )
     body = f'<div class="cards">{body}</div>'
-    if down := ended(gateway.tasks.down):
+    if down := ended(dict(gateway.tasks.down)):
         body += _left(["what does not run"], [[down]])
     counts = gateway.times.counts()
     body += "<h2>Servers</h2>" + _bounded(
@@ -126,7 +126,7 @@ def _latencies(gateway: ShownGateway) -> str:
     if not drawn:
         return ""
     rows = []
-    for one in gateway.replicas:
+    for one in list(gateway.replicas):
         cells = [
             _shown(quantile(found[what].get(one.url, []), share))
             for what in DRAWN
