@@ -17,6 +17,7 @@ from ...roofline.hardware import Hardware
 from ...roofline.memory import MemoryPlan, plan_memory
 from ...roofline.step import StepModel
 from ...sched import Limits, Scheduler, StepPrices
+from ...sched.limits import StepRoom
 from ..loop.draft_law import LENGTHS, DraftLaw, verifying
 
 TOKEN = 1
@@ -226,6 +227,7 @@ class Replica:
             self._flying.append((plan, 0.0))
             deltas = self.land()
         self.scheduler.limits = self._limits
+        self.scheduler.room = StepRoom.of(self._limits, keeps=bool(self.kv.groups))
         return deltas
 
     def fill(self, now: float) -> list[float]:
