@@ -55,7 +55,7 @@ def test_only_the_beginning_of_a_warm_cluster_has_no_budget() -> None:
     cluster = Cluster(SPEC, 1, warm=True)
     started = [SimRequest(f"old {n}", [n, *range(1000, 2499)], 20) for n in range(10)]
     coming = [(0.0, SimRequest(f"new {n}", [n, *range(3000, 4499)], 2)) for n in range(10)]
-    assert 10 * 1500 > SPEC.step_tokens
+    assert SPEC.step_tokens < 10 * 1500
     answers = cluster.run(coming, started=started)
     firsts = {one.request.id: one.times[0] for one in answers}
     assert len({firsts[f"old {n}"] for n in range(10)}) == 1, "admitted in one step"
