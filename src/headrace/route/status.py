@@ -79,7 +79,7 @@ def described(gateway: ShownGateway, shown: bool) -> dict[str, Any]:
 
 
 def page_of(gateway: ShownGateway) -> bytes:
-    """Build the page: servers, sources, models, errors, latencies. May run beside the event loop."""
+    """Build the page: servers, sources, models, errors, latencies; in any thread."""
     replicas = list(gateway.replicas)
     ready = sum(one.may_be_chosen for one in replicas)
     state = "draining" if gateway.draining else "ready" if gateway.ready else "not ready"
