@@ -462,7 +462,7 @@ def test_without_a_router_ways_in_lead_to_the_service(chart: Path) -> None:
 
 
 def test_pods_answer_under_the_names_that_lead_to_them(chart: Path) -> None:
-    """Who comes by an Ingress comes with its host's name; a server without keys knows its own."""
+    """An Ingress passes its host's name on, and a server without keys refuses unknown names."""
 
     def told(*settings: str) -> tuple[set[str], str]:
         documents = rendered(chart, *settings)
