@@ -336,6 +336,19 @@ def test_the_last_reader_takes_an_unfinished_encoding_with_it() -> None:
     d.check_answers()
 
 
+def test_one_that_is_begun_again_while_its_last_slices_are_in_flight_is_given_back() -> None:
+    d = encoding_driver(depth=2)
+    d.add(with_inputs(request_of("a", [1] * 20), (0, 8, b"a")))
+    d.submit()
+    d.abort("a")
+    d.add(with_inputs(request_of("b", [2] * 20), (0, 8, b"a")))
+    d.submit()
+    d.run()
+    assert starts(d) == [b"a", b"a"]
+    assert [one for plan in d.plans for one in plan.dropped] == [0]
+    d.check_answers()
+
+
 def test_plans_cross_processes_as_they_are() -> None:
     d = encoding_driver()
     d.add(with_inputs(request_of("a", [1] * 20), (2, 8, b"a")))
