@@ -210,10 +210,10 @@ def _value(port: Port, text: str, draw: np.random.Generator) -> Any:
     made = _MADE.fullmatch(text)
     if made is None:
         try:
-            told, kind = any_json(text), np.dtype(port.type).kind
-            if np.size(told) and np.asarray(told).dtype.kind not in _ALLOWED.get(kind, "iu"):
+            told, due = any_json(text), np.dtype(port.type)
+            if np.size(told) and np.asarray(told).dtype.kind not in _ALLOWED.get(due.kind, "iu"):
                 raise ValueError
-            return np.array(told, port.type)
+            return np.array(told, due)
         except (Undecodable, ValueError, OverflowError, TypeError):
             allowed = f"@FILE.npy, a JSON number or list of {port.type}, random or zeros [:SHAPE]"
             wrong = f"--input {port.name:.80}={text:.80}; allowed are {allowed}"

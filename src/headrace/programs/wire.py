@@ -53,8 +53,8 @@ def spans(view: memoryview, walk: Walk) -> Iterator[tuple[int, Value, int, int]]
             raise ModelFileError(
                 f"protobuf: a field of {length:,} bytes at byte {start}, {size - at:,} are there"
             )
-        value = view[at : at + length]
-        yield number, value if kind == BYTES else bytes(value), start, at + length
+        held = view[at : at + length]
+        yield number, held if kind == BYTES else bytes(held), start, at + length
         at += length
 
 
