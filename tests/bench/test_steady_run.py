@@ -51,6 +51,18 @@ def test_a_warm_cluster_goes_on_where_its_requests_stand() -> None:
     cluster.replicas[0].scheduler.check_integrity()
 
 
+def test_only_the_beginning_of_a_warm_cluster_has_no_budget() -> None:
+    cluster = Cluster(SPEC, 1, warm=True)
+    started = [SimRequest(f"old {n}", [n, *range(1000, 2499)], 20) for n in range(10)]
+    coming = [(0.0, SimRequest(f"new {n}", [n, *range(3000, 4499)], 2)) for n in range(10)]
+    assert SPEC.step_tokens < 10 * 1500
+    answers = cluster.run(coming, started=started)
+    firsts = {one.request.id: one.times[0] for one in answers}
+    assert len({firsts[f"old {n}"] for n in range(10)}) == 1, "admitted in one step"
+    assert len({firsts[f"new {n}"] for n in range(10)}) > 1, "computed in several"
+    assert cluster.replicas[0].scheduler.room.units == SPEC.step_tokens
+
+
 def test_the_most_that_engines_do_is_what_a_longer_flood_does() -> None:
     found = flood(make, SHORT)
     users = 48

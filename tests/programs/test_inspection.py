@@ -335,7 +335,7 @@ def test_sizes_and_counts_of_thousands_of_digits_are_refused() -> None:
     refused(data, DoesNotFit, "a constant of")
     data = model([node("RandomNormal", "", "y", shape=[1 << 62] * 400)], [], [port("y", None)])
     refused(data, DoesNotFit, "the output of RandomNormal of")
-    functions = {}
+    functions: dict[tuple[str, str], tuple[Call, ...]] = {}
     for at in range(15_000):
         call = Call(f"F{at + 1}" if at < 14_999 else "Relu", "own", "", (), (), {})
         functions["own", f"F{at}"] = (call, call)

@@ -7,7 +7,7 @@ Where does my change go: the order and the amount of work.
 
 from __future__ import annotations
 
-from .limits import Limits
+from .limits import Limits, StepRoom
 from .once import Once
 from .price import StepPrices
 from .resource import Resource
@@ -16,5 +16,6 @@ from .sequence import Sequence
 from .work import ALL, State, Work
 
 __all__ = [
-    "ALL", "Limits", "Once", "Resource", "Scheduler", "Sequence", "State", "StepPrices", "Work",
+    "ALL", "Limits", "Once", "Resource", "Scheduler", "Sequence", "State", "StepPrices", "StepRoom",
+    "Work",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from ...roofline.counts import Case, device_bytes, kv_share
 from ...roofline.hardware import Hardware
 from ...roofline.memory import MemoryPlan, plan_memory
 from ...roofline.step import StepModel
-from ...sched import Limits, Scheduler, StepPrices
+from ...sched import Limits, Scheduler, StepPrices, StepRoom
 from ..loop.draft_law import LENGTHS, DraftLaw, verifying
 
 TOKEN = 1
@@ -226,6 +226,7 @@ class Replica:
             self._flying.append((plan, 0.0))
             deltas = self.land()
         self.scheduler.limits = self._limits
+        self.scheduler.room = StepRoom.of(self._limits, keeps=True)
         return deltas
 
     def fill(self, now: float) -> list[float]:
