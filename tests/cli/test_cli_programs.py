@@ -119,3 +119,54 @@ def test_without_the_extra_a_file_is_still_inspected(
     assert report["weights"] == "36 bytes"
     assert report["not measured"].startswith("programs need onnxruntime, which is not installed")
     library.library.cache_clear()
+
+
+def header(text: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def test_bad_arguments_are_one_line(run: Any, detector: Path, tmp_path: Path) -> None:
+    files = {
+        "archive": b"PK\x03\x04 and nothing",
+        "text": header("{'descr': '''\n"),
+        "types": header("{'descr': (), 'fortran_order': False, 'shape': (3,)}\n"),
+    }
+    np.savez(tmp_path / "many.npz", x=np.zeros(3))
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    for name in (*files, "many.npz"):
+        done = run("programs", "inspect", str(detector), "--input", f"x=@{tmp_path / name}")
+        assert f"{name} is no .npy file of numbers" in done.stderr
+    many = "x".join(["1"] * 70)
+    wrong = {
+        (str(detector), "--input", f"x=zeros:{many}"): "has 70 dimensions, at most 32 are allowed",
+        (str(detector), "--memory", "inf"): "--memory",
+        (str(detector), "--seconds", "inf"): "--seconds",
+        ("~nobody-of-this-name/x.onnx",): "cannot be read",
+    }
+    for given, message in wrong.items():
+        done = run("programs", "run", *given)
+        assert done.returncode, given
+        assert message in done.stderr
+        assert "internal error" not in done.stderr
+
+
+def test_names_of_a_file_are_data(run: Any, tmp_path: Path) -> None:
+    """An output may have the name of numpy's own parameter; names do not steer the terminal."""
+    value = onnx.helper.make_tensor_value_info
+    strange = "x\x1b[31m"
+    nodes = [onnx.helper.make_node("Identity", [strange], ["file"])]
+    ports = [value(strange, 7, [1])], [value("file", 7, [1])]
+    graph = onnx.helper.make_graph(nodes, "g", *ports)
+    opset = [onnx.helper.make_opsetid("", 17)]
+    path = tmp_path / "m.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+    given = ("programs", "run", str(path), "--output", str(tmp_path / "o.npz"), "--input")
+    done = run(*given, f"{strange}=[5]")
+    assert done.returncode == 0, done.stderr
+    with np.load(tmp_path / "o.npz") as found:
+        assert found["file"].tolist() == [5]
+    assert "a JSON number or list of int64" in run(*given, f"{strange}=[1.7]").stderr
+    shown = run("programs", "inspect", str(path)).stdout
+    assert "x\\x1b[31m int64 [1]" in shown
+    assert "\x1b" not in shown

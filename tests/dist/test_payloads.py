@@ -65,6 +65,37 @@ def test_bytes_are_counted_in_all_and_by_owner() -> None:
     assert not payloads._of
 
 
+def test_open_files_are_counted_in_all_and_by_owner() -> None:
+    payloads = SealedInputs(most_open=4)
+    mine = [payloads.hold("a", rows(1)) for _ in range(2)]
+    with pytest.raises(Overloaded):
+        payloads.hold("a", rows(1))
+    others = [payloads.hold(owner, rows(1)) for owner in "bc"]
+    with pytest.raises(Overloaded):
+        payloads.hold("d", rows(1))
+    others.pop().close()
+    mine.append(payloads.hold("d", rows(1)))
+    del mine, others
+    gc.collect()
+    assert not payloads._open
+
+
+def test_small_inputs_leave_files_to_others() -> None:
+    """Connections need some, too: whoever has many short sounds is refused before."""
+    code = (
+        "import os, resource, numpy as np\n"
+        "from headrace.base.errors import Overloaded\n"
+        "from headrace.dist.payloads import SealedInputs\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
+        "payloads, held = SealedInputs(), []\n"
+        "try:\n"
+        "    while True: held.append(payloads.hold(str(len(held)), np.zeros((1, 1), np.float32)))\n"
+        "except Overloaded: print(len(held))\n"
+    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (other.stdout, other.returncode) == ("32\n", 0), other.stderr
+
+
 def test_a_closed_one_is_gone_and_its_descriptor_names_nothing_else() -> None:
     payloads = SealedInputs()
     first = payloads.hold("a", rows(3))

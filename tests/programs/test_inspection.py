@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import pickle
@@ -17,10 +18,14 @@ from headrace.base.errors import (
     HeadraceError,
     InvalidRequest,
     ModelFileError,
+    OptionError,
     UnsupportedModel,
 )
-from headrace.programs import ForeignProgram, ProgramLimits, inspected
+from headrace.programs import ForeignProgram, ProgramLimits, inspected, inspection
+from headrace.programs.drawn import random_nodes
 from headrace.programs.inspection import LIMITS, inspected_bytes
+from headrace.programs.onnx import Call, Net, OnnxModel, Port, description
+from headrace.programs.wire import encoded
 
 
 def refused(
@@ -288,3 +293,142 @@ def test_a_state_has_one_size() -> None:
     assert not inspected_bytes(different, "m").states
     two = inspected_bytes(recurrent(("h", "hn"), ("c", "cn")), "m").states
     assert [(one.input, one.output) for one in two] == [("h", "hn"), ("c", "cn")]
+
+
+FLOATS = encoded([(1, encoded([(1, 1)]))])
+"""The type of a tensor of float32 without a shape."""
+
+
+def raw_model(nodes: list[bytes], *, inputs: int = 1) -> bytes:
+    """A model of encoded nodes, from x0 … to y: what the `onnx` package does not write."""
+    ports = [(11, encoded([(1, b"x%d" % at), (2, FLOATS)])) for at in range(inputs)]
+    result = (12, encoded([(1, b"y"), (2, FLOATS)]))
+    graph = encoded([*((1, one) for one in nodes), *ports, result])
+    return encoded([(1, 9), (7, graph), (8, encoded([(2, 20)]))])
+
+
+def test_functions_in_branches_of_functions_are_bounded() -> None:
+    """64 functions with eight graphs in each are deeper than Python's stack."""
+    functions = []
+    for at in range(60):
+        call = [helper.make_node(f"F{at + 1}", ["a"], ["b"], domain="own")]
+        for _ in range(8):
+            graph = helper.make_graph(call, "g", [], [port("b", None)])
+            call = [helper.make_node("If", ["a"], ["b"], then_branch=graph)]
+        opsets = [helper.make_opsetid("", 17)]
+        functions.append(helper.make_function("own", f"F{at}", ["a"], ["b"], call, opsets))
+    last = helper.make_function("own", "F60", ["a"], ["b"], [node("Relu", "a", "b")], opsets)
+    data = model(
+        [helper.make_node("F0", ["x"], ["y"], domain="own")],
+        [port("x", [2])],
+        [port("y", [2])],
+        domains=["own"],
+        functions=[*functions, last],
+    )
+    refused(data, ModelFileError, "nested more than 64 deep")
+
+
+def test_sizes_and_counts_of_thousands_of_digits_are_refused() -> None:
+    """Python writes no integer of more than 4,300 digits."""
+    shape = stored("s", np.full(512, 1 << 62))
+    data = model([node("ConstantOfShape", "s", "y")], [], [port("y", None)], [shape])
+    refused(data, DoesNotFit, "a constant of")
+    data = model([node("RandomNormal", "", "y", shape=[1 << 62] * 400)], [], [port("y", None)])
+    refused(data, DoesNotFit, "the output of RandomNormal of")
+    functions: dict[tuple[str, str], tuple[Call, ...]] = {}
+    for at in range(15_000):
+        call = Call(f"F{at + 1}" if at < 14_999 else "Relu", "own", "", (), (), {})
+        functions["own", f"F{at}"] = (call, call)
+    # The last first: no call is nested deep when it is counted.
+    nodes = tuple(Call(name, "own", "", (), (), {}) for _, name in reversed(functions))
+    described = OnnxModel(9, {}, "", Net(nodes, (), (), (), ()), functions, {})
+    with pytest.raises(UnsupportedModel, match="nodes, at most 100,000"):
+        inspection._expanded("m", described, LIMITS)
+
+
+def test_a_refused_operator_hides_behind_no_field_and_no_function() -> None:
+    """Libraries skip a field of another wire type, and prefer their operator to a function."""
+    fixed = bytes([4 << 3 | 5]) + b"Relu"
+    hidden = encoded([(1, b"x0"), (2, b"y"), (4, b"ImageDecoder")]) + fixed
+    data = raw_model([hidden])
+    assert onnx.ModelProto.FromString(data).graph.node[0].op_type == "ImageDecoder"
+    refused(data, ModelFileError, "op_type is a number where bytes are due")
+    opsets = [helper.make_opsetid("", 17)]
+    plain = [node("Identity", "a", "b")]
+    function = helper.make_function("com.microsoft", "Sampling", ["a"], ["b"], plain, opsets)
+    call = helper.make_node("Sampling", ["x"], ["y"], domain="com.microsoft")
+    ports = [port("x", [2])], [port("y", [2])]
+    data = model([call], *ports, domains=["com.microsoft"], functions=[function])
+    refused(data, UnsupportedModel, "com.microsoft.Sampling is not run")
+
+
+@pytest.mark.parametrize("place", [1 << 32 | 1, 2, -1])
+def test_external_data_hides_behind_no_number(place: int) -> None:
+    """Libraries keep the low 32 bits of an enumeration: 2^32 + 1 is EXTERNAL."""
+    outside = encoded([(1, b"location"), (2, b"secret")])
+    tensor = encoded([(1, 1), (2, 1), (4, b"abcd"), (8, b"w"), (13, outside), (14, place)])
+    graph = encoded([(5, tensor), (12, encoded([(1, b"w"), (2, FLOATS)]))])
+    data = encoded([(1, 9), (7, graph), (8, encoded([(2, 17)]))])
+    refused(data, ModelFileError, f"tensor w has the data location {place}; allowed: 0, 1")
+
+
+def test_the_work_of_an_inspection_grows_with_the_file() -> None:
+    """Inputs are not compared with one another, nor random nodes: comparisons are counted."""
+    counted = Counted()
+    ports = [Port(counted.text(f"x{at}"), "float32", (1,)) for at in range(300)]
+    described = description(raw_model([encoded([(2, b"y"), (4, b"RandomNormal")])]))
+    graph = dataclasses.replace(described.graph, inputs=tuple(ports))
+    inspection._ports("m", dataclasses.replace(described, graph=graph), LIMITS)
+    assert counted.comparisons < 3000
+
+
+class Counted:
+    """Texts that count how often they are compared."""
+
+    comparisons = 0
+
+    def text(self, value: str) -> str:
+        outer = self
+
+        class Text(str):
+            def __eq__(self, other: object) -> bool:
+                outer.comparisons += 1
+                return str.__eq__(self, other)
+
+            __hash__ = str.__hash__
+
+        return Text(value)
+
+
+@pytest.mark.parametrize("fields", [[(4, b"RandomNormal")], [(2, b"y"), (4, b"RandomUniformLike")]])
+def test_a_random_node_without_ends_is_refused(fields: list[tuple[int, bytes]]) -> None:
+    described = inspected_bytes(raw_model([encoded(fields)]), "m.onnx").described
+    with pytest.raises(UnsupportedModel, match="it has no output, or no input"):
+        random_nodes(described)
+
+
+def test_many_external_files_are_loaded(tmp_path: Path) -> None:
+    """Their names together are longer than an argument of a process may be."""
+    names = [f"{at:0240d}" for at in range(600)]
+    tensors = []
+    for name in names:
+        (tmp_path / name).write_bytes(np.float32(1).tobytes())
+        one = stored(f"w{name}", np.ones(1, "f"))
+        onnx.external_data_helper.set_external_data(one, name, 0, 4)
+        one.ClearField("raw_data")
+        one.data_location = onnx.TensorProto.EXTERNAL
+        tensors.append(one)
+    ends = " ".join(["x", *(one.name for one in tensors)])
+    data = model([node("Sum", ends, "y")], [port("x", [1])], [port("y", [1])], tensors)
+    (tmp_path / "m.onnx").write_bytes(data)
+    program = ForeignProgram.load(tmp_path / "m.onnx")
+    assert program.run({"x": np.zeros(1, "f")})["y"].item() == 600
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("seconds", np.nan), ("seconds", np.inf), ("seconds", 0), ("memory", 0), ("memory", 1 << 60)],
+)
+def test_limits_that_are_none_are_refused(name: str, value: float) -> None:
+    with pytest.raises(OptionError, match=f"{name} is .*; allowed is more than 0, at most"):
+        ProgramLimits(**{name: value})  # type: ignore[arg-type]

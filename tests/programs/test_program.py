@@ -6,6 +6,7 @@ from __future__ import annotations
 import resource
 import threading
 import time
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -466,3 +467,62 @@ def test_runs_in_several_threads_have_their_own_results() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_nothing_is_proven_by_rows_that_are_alike() -> None:
+    """A row minus the largest of all rows: alone, and among equal rows, it is zero."""
+    for kind, dtype in ((FLOAT, "f"), (INT64, "i8"), (BOOL, "?")):
+        numbers = [node("Cast", "x", "n", to=FLOAT), node("ReduceMax", "n", "m", axes=[0])]
+        data = model(
+            [*numbers, node("Sub", "n m", "y")],
+            [port("x", ["batch", 1], kind)],
+            [port("y", ["batch", 1])],
+        )
+        for value in (0, 1):
+            verdict = load(data).prove({"x": np.full((1, 1), value, dtype)}, 4)
+            assert not verdict.together, (kind, value)
+            assert verdict.reason.startswith("output y differs by"), (kind, value)
+
+
+def test_rows_without_values_prove_nothing() -> None:
+    verdict = load(double("batch", "n")).prove({"x": np.zeros((1, 0), "f")}, 3)
+    assert verdict.reason == "input x has one value in every row: nothing is proven"
+
+
+def test_a_time_limit_of_no_number_is_the_programs_own() -> None:
+    program = load(endless(), ProgramLimits(seconds=0.2))
+    with pytest.raises(RunStopped, match=r"stopped after 0\.2 s"):
+        program.run(loops(program), seconds=float("nan"))
+
+
+def test_draws_take_little_more_than_their_own_memory() -> None:
+    drawn = rewritten(*noisy_file(1 << 22))[1][0]
+    tracemalloc.start()
+    try:
+        found = drawn.values(3, 0, 0)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.nbytes == 1 << 24
+    assert most < 2.5 * found.nbytes
+
+
+def test_draws_are_the_same_in_pieces_and_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = rewritten(*noisy_file(1000))[1][0]
+    whole = drawn.values(3, 0, 0)
+    monkeypatch.setattr("headrace.programs.drawn.PIECE", 77)
+    assert drawn.values(3, 0, 0).tobytes() == whole.tobytes()
+
+
+def noisy_file(count: int) -> tuple[bytes, Any]:
+    data = model([node("RandomNormal", "", "y", shape=[count])], [], [port("y", [count])])
+    return data, description(data)
+
+
+def test_an_input_may_begin_at_any_byte() -> None:
+    """Binary tensors of a request are views of its body."""
+    x = np.frombuffer(b"!" + np.arange(4, dtype="f").tobytes(), np.uint8)[1:].view("f")
+    program = load(double(4))
+    taken = program._checked({"x": x})["x"]
+    assert taken.flags.aligned
+    assert program.run({"x": x})["y"].tolist() == [0, 2, 4, 6]

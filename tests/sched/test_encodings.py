@@ -20,6 +20,7 @@ from headrace.base.spec import InputSpan
 from headrace.engine import messages
 from headrace.sched import Limits
 from headrace.sched.price import ALL_TOKENS, FEWEST, MixedPrices
+from headrace.sched.scheduler import LOOK_AHEAD
 
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "100"))
 SHAPE = EncoderShape(slices=5, width=1, bound=4 * 40)
@@ -212,6 +213,37 @@ def test_who_finds_no_room_goes_before_later_ones_that_need_some() -> None:
     d.check_answers()
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_urgent_get_the_room_of_who_waits(depth: int) -> None:
+    """More urgent ones than are looked past; work that gave way to them holds all the room."""
+    d = Driver(Limits(1, 64, 64, 100, "priority", depth), pool_of((None, 64)), encoder=SHAPE)
+    low = request_of("low", [9] * 45, max_tokens=9, priority=5)
+    d.add(with_inputs(low, (2, 40, b"low")))
+    while ("low", 0) not in d.out:
+        d.step()
+    for turn in range(LOOK_AHEAD + 2):
+        request = request_of(f"u{turn}", [turn + 1] * 12, max_tokens=2, priority=0)
+        d.add(with_inputs(request, (1, 8, f"u{turn}".encode())))
+    d.run()
+    d.check_answers()
+    assert d.finish["low", 0].finish == "length"
+    assert list(d.finish)[-1] == ("low", 0)
+
+
+def test_nobody_loses_room_to_who_finds_none_even_so() -> None:
+    """The urgent one waits for what runs, so what waits keeps what it has."""
+    d = Driver(Limits(2, 64, 64, 100, "priority"), pool_of((None, 64)), encoder=SHAPE)
+    d.add(with_inputs(request_of("runs", [9] * 30, max_tokens=9), (1, 25, b"runs")))
+    while ("runs", 0) not in d.out:
+        d.step()
+    d.add(with_inputs(request_of("waits", [8] * 15, max_tokens=2, priority=5), (1, 10, b"waits")))
+    d.step()
+    d.add(with_inputs(request_of("urgent", [7] * 40, max_tokens=2), (1, 30, b"urgent")))
+    d.run()
+    d.check_answers()
+    assert starts(d) == [b"runs", b"waits", b"urgent"]
+
+
 def test_inputs_that_never_fit_are_refused() -> None:
     d = encoding_driver()
     request = with_inputs(request_of("a", [1] * 60), (0, 30, b"a"), (30, 20, b"b"))
@@ -300,6 +332,19 @@ def test_the_last_reader_takes_an_unfinished_encoding_with_it() -> None:
     d.abort("a")
     d.run()
     assert d.scheduler.stats().encodings.bytes == 0  # type: ignore[union-attr]
+    assert [one for plan in d.plans for one in plan.dropped] == [0]
+    d.check_answers()
+
+
+def test_one_that_is_begun_again_while_its_last_slices_are_in_flight_is_given_back() -> None:
+    d = encoding_driver(depth=2)
+    d.add(with_inputs(request_of("a", [1] * 20), (0, 8, b"a")))
+    d.submit()
+    d.abort("a")
+    d.add(with_inputs(request_of("b", [2] * 20), (0, 8, b"a")))
+    d.submit()
+    d.run()
+    assert starts(d) == [b"a", b"a"]
     assert [one for plan in d.plans for one in plan.dropped] == [0]
     d.check_answers()
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from control_plane_harness import driver, request_of
+import pytest
+from control_plane_harness import Driver, driver, pool_of, request_of
+
+from headrace.base.request import Request
+from headrace.sched import Limits
+from headrace.sched.work import Work
 
 
 def test_the_latest_gives_way_and_loses_no_token() -> None:
@@ -48,6 +53,59 @@ def test_the_urgent_go_first_and_take_the_row() -> None:
     order = [key[0] for key in d.finish]
     assert order == ["high", "low"]
     assert d.finish[("low", 0)].preemptions == 1
+    d.check_answers()
+
+
+class Slots:
+    """A resource that only work with a name in `wants` needs: as many as `free` at a time."""
+
+    def __init__(self, free: int, *wants: str) -> None:
+        self.left, self.wants = free, wants
+
+    def verify(self, request: Request) -> None:
+        pass
+
+    def prepare(self, work: Work) -> bool:
+        if work.request.id in self.wants:
+            self.left -= 1
+        if self.left < 0:
+            self.left += 1
+            return False
+        return True
+
+    def free(self, work: Work) -> None:
+        self.left += work.request.id in self.wants
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_nobody_gives_way_again_and_again_to_who_lacks_a_resource(depth: int) -> None:
+    """A grammar that is being compiled, or an adapter's slot: once it is there, the row is."""
+    slots = Slots(0, "urgent")
+    limits = Limits(2, 64, 64, 100, "priority", depth)
+    d = Driver(limits, pool_of((None, 64)), resources=(slots,))
+    for name in ("a", "b"):
+        d.add(request_of(name, [len(name)] * 4, max_tokens=40, priority=5))
+    d.step()
+    d.add(request_of("urgent", [1] * 6, max_tokens=2, priority=0))
+    for _ in range(10):
+        d.step()
+    assert d.scheduler.stats().preemptions == 1
+    slots.left = 1
+    d.run()
+    assert d.scheduler.stats().preemptions == 2
+    assert next(iter(d.finish))[0] == "urgent"
+    d.check_answers()
+
+
+def test_who_gives_way_gives_its_resource_too() -> None:
+    slots = Slots(1, "low", "urgent")
+    d = Driver(Limits(1, 64, 64, 100, "priority"), pool_of((None, 64)), resources=(slots,))
+    d.add(request_of("low", [3] * 4, max_tokens=20, priority=5))
+    d.step()
+    d.add(request_of("urgent", [1] * 6, max_tokens=2, priority=0))
+    d.run()
+    assert [key[0] for key in d.finish] == ["urgent", "low"]
+    assert d.scheduler.stats().preemptions == 1
     d.check_answers()
 
 

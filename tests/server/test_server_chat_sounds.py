@@ -21,6 +21,9 @@ import torch
 from processes import Running, headrace, running
 from transformers import WhisperFeatureExtractor
 
+from headrace.base.errors import TooLarge
+from headrace.server.routes.chat.schema import ChatBody
+from headrace.server.routes.chat.sounds import MOST_SOUNDS, sounds_of
 from tiny.hearing_chat import MELS, PLACE, make, tokenizer
 
 pytest.importorskip("soundfile", reason="needs the extra audio")
@@ -185,6 +188,13 @@ def test_what_is_wrong_with_a_sound_is_named(
     reply = httpx.post(server.url + "/v1/chat/completions", json=body)
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"].startswith("messages.0.content" + param)
+
+
+def test_too_many_sounds_are_refused_before_one_is_read() -> None:
+    parts = [{"type": "input_audio", "input_audio": {"data": "%%"}}] * (MOST_SOUNDS + 1)
+    body = ChatBody.model_validate({"messages": [{"role": "user", "content": parts}]})
+    with pytest.raises(TooLarge, match=f"at most {MOST_SOUNDS}"):
+        sounds_of(body.messages)
 
 
 def test_nothing_of_a_sound_is_left_open(server: Running, client: openai.OpenAI) -> None:

@@ -270,3 +270,18 @@ def test_mutated_bodies_are_requests_or_one_refusal(seed: int) -> None:
     except InvalidRequest:
         return
     assert sum(one.size for one in found.inputs.values()) < len(data)
+
+
+@pytest.mark.parametrize("how", [{"data": []}, {"parameters": {"binary_data_size": 0}}])
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
+def test_an_empty_tensor_has_a_shape_that_arrays_can_have(how: Any, datatype: str) -> None:
+    """numpy multiplies all sizes, those of an empty array too."""
+    for shape, fits in (([3, 0, 2], True), ([2**31 - 1] * 3 + [0], False)):
+        head = {"inputs": [{"name": "x", "shape": shape, "datatype": datatype, **how}]}
+        body = json.dumps(head).encode()
+        if fits:
+            assert list(read_infer(body, len(body)).inputs["x"].shape) == shape
+            continue
+        with pytest.raises(InvalidRequest, match="the sizes above 0 multiply to less than") as one:
+            read_infer(body, len(body))
+        assert one.value.param == "inputs[0].shape"

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+MOST_INPUTS = 512
+"""Inputs that a process has in sealed memory, if it may have eight times as many files open."""
+
 
 class SealedHandle(NamedTuple):
     """Handle of an array [rows, width] in fp32 in sealed shared memory (`dist.payloads`)."""

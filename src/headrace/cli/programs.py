@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 import time
+import zipfile
+from collections.abc import Mapping
 from contextlib import suppress
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 import typer
@@ -23,12 +26,14 @@ from ..loader.open import fetched
 from ..programs import ForeignProgram, Inspection, ProgramLimits, inspected
 from ..programs.drawn import random_nodes
 from ..programs.files import read
-from ..programs.onnx import Port
+from ..programs.onnx import MOST_RANK, Port
 from .models import size
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _MADE = re.compile(r"(random|zeros)(?::(\d{1,9}(?:x\d{1,9})*))?")
+_ALLOWED = {"b": "b", "f": "iuf"}
+"""Kind of an input's elements → kinds of the JSON that gives them; others are integers."""
 MOST_SHOWN = 4096
 """Elements of an output that are printed; a file takes them all."""
 MOST_INPUT = 1 << 30
@@ -53,9 +58,12 @@ CacheDir = Annotated[
     Path | None, typer.Option("--cache-dir", help="Where models are kept.", show_default=False)
 ]
 Memory = Annotated[
-    float, typer.Option("--memory", min=0.001, help="GB of weights, and of values in a run.")
+    float,
+    typer.Option("--memory", min=0.001, max=1e6, help="GB of weights, and of values in a run."),
 ]
-Seconds = Annotated[float, typer.Option("--seconds", min=0.001, help="Time limit of a run.")]
+Seconds = Annotated[
+    float, typer.Option("--seconds", min=0.001, max=1e6, help="Time limit of a run.")
+]
 Threads = Annotated[int, typer.Option("--threads", min=1, max=256, help="Of the CPU.")]
 Seed = Annotated[
     int,
@@ -89,7 +97,8 @@ def inspect(
         return
     for name, value in report.items():
         for at, line in enumerate(value if isinstance(value, list) else [value]):
-            print(f"{'' if at else name:14}{line}")
+            shown = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(line))
+            print(f"{'' if at else name:14}{shown}")
 
 
 @command.command()
@@ -119,7 +128,7 @@ def run(
         return
     try:
         with output.open("wb") as target:
-            np.savez(target, **found)  # type: ignore[arg-type]
+            _save(target, found)
     except OSError as error:
         raise InvalidRequest(f"{output} cannot be written: {error.strerror}") from error
     print(f"{output}: {', '.join(found)}")
@@ -127,7 +136,9 @@ def run(
 
 def _path(name: str, cache_dir: Path | None) -> Path:
     """Return the file of a path or of a catalog name; download it if needed."""
-    path = Path(name).expanduser()
+    path = Path(
+        os.path.expanduser(name)
+    )  # Unlike Path's own, it keeps the name of an unknown user.
     entry, _, inner = name.partition("/")
     with suppress(OSError, ValueError):
         if path.is_file() or entry not in CATALOG:
@@ -199,7 +210,10 @@ def _value(port: Port, text: str, draw: np.random.Generator) -> Any:
     made = _MADE.fullmatch(text)
     if made is None:
         try:
-            return np.array(any_json(text), port.type)
+            told, due = any_json(text), np.dtype(port.type)
+            if np.size(told) and np.asarray(told).dtype.kind not in _ALLOWED.get(due.kind, "iu"):
+                raise ValueError
+            return np.array(told, due)
         except (Undecodable, ValueError, OverflowError, TypeError):
             allowed = f"@FILE.npy, a JSON number or list of {port.type}, random or zeros [:SHAPE]"
             wrong = f"--input {port.name:.80}={text:.80}; allowed are {allowed}"
@@ -207,6 +221,9 @@ def _value(port: Port, text: str, draw: np.random.Generator) -> Any:
     shape = [dim if isinstance(dim, int) else 1 for dim in port.dims or ()]
     shape = [int(one) for one in made[2].split("x")] if made[2] else shape
     kind = np.dtype(port.type)
+    if len(shape) > MOST_RANK:
+        wrong = f"has {len(shape)} dimensions, at most {MOST_RANK} are allowed"
+        raise InvalidRequest(f"--input {port.name:.80}={text:.80} {wrong}", param="input")
     if prod(shape) * 8 > MOST_INPUT:
         raise InvalidRequest(f"--input {port.name:.80}={text:.80} has more than {size(MOST_INPUT)}")
     if made[1] == "zeros":
@@ -218,10 +235,19 @@ def _value(port: Port, text: str, draw: np.random.Generator) -> Any:
 
 def _stored(path: Path) -> Any:
     data = read(path, MOST_INPUT)
-    try:
-        return np.load(io.BytesIO(data), allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError):
-        raise InvalidRequest(f"{path} is no .npy file of numbers", param="input") from None
+    with suppress(Exception):  # The header is Python's syntax, and fails in many ways.
+        found = np.load(io.BytesIO(data), allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return found
+    raise InvalidRequest(f"{path} is no .npy file of numbers", param="input")
+
+
+def _save(target: BinaryIO, found: Mapping[str, Any]) -> None:
+    """Write an .npz file; any name may be that of an array."""
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, value in found.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, value, allow_pickle=False)
 
 
 def _shown(value: Any) -> dict[str, Any]:

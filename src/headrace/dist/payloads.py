@@ -18,7 +18,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from ..base.encodings import SealedHandle
+from ..base.encodings import MOST_INPUTS, SealedHandle
 from ..base.errors import EngineFault, Overloaded, TooLarge, UnsupportedModel
 
 MOST_BYTES = 256 << 20
@@ -52,10 +52,17 @@ class SealedInputs:
     """The inputs that one process has open, with bounds for all and for each owner. For one
     thread."""
 
-    def __init__(self, most: int = MOST_BYTES, most_of_one: int = MOST_OF_ONE) -> None:
-        self._most, self._most_of_one = most, most_of_one
+    def __init__(
+        self,
+        most: int = MOST_BYTES,
+        most_of_one: int = MOST_OF_ONE,
+        most_open: int = MOST_INPUTS,
+    ) -> None:
+        """`most` and `most_of_one`: bytes; `most_open`: inputs, of which one owner has half."""
+        self._most, self._most_of_one, self._most_open = most, most_of_one, most_open
         self.bytes = 0
         self._of: Counter[str] = Counter()
+        self._open: Counter[str] = Counter()
 
     def hold(self, owner: str, array: Floats) -> SealedInput:
         """Put an array [rows, width] into sealed memory. Raises `TooLarge` for more than one owner
@@ -67,9 +74,13 @@ class SealedInputs:
             raise TooLarge(f"an input takes {size} bytes; at most {self._most_of_one} are taken")
         if self.bytes + size > self._most or self._of[owner] + size > self._most_of_one:
             raise Overloaded("the inputs of other requests take all the memory", retry_after=1.0)
+        files = min(self._most_open, _files() // 8)
+        if self._open.total() >= files or self._open[owner] >= max(1, files // 2):
+            raise Overloaded("the inputs of other requests take all open files", retry_after=1.0)
         made = SealedInput(self, owner, array)
         self.bytes += size
         self._of[owner] += size
+        self._open[owner] += 1
         return made
 
     def left(self, owner: str, size: int, descriptor: int) -> None:
@@ -77,8 +88,9 @@ class SealedInputs:
         os.close(descriptor)
         self.bytes -= size
         self._of[owner] -= size
-        if not self._of[owner]:
-            del self._of[owner]
+        self._open[owner] -= 1
+        if not self._open[owner]:
+            del self._of[owner], self._open[owner]
 
 
 def read_payload(source: SealedHandle) -> Floats:
@@ -105,6 +117,14 @@ def read_payload(source: SealedHandle) -> Floats:
         return room
     finally:
         os.close(descriptor)
+
+
+def _files() -> int:
+    """Return the number of files that this process may have open."""
+    import resource  # Local: Windows has none.
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def _write(descriptor: int, parts: list[bytes | memoryview]) -> None:

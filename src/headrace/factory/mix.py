@@ -34,7 +34,8 @@ SAMPLE = 1024
 SHORT = 256
 """Tokens of their windows, at most."""
 ERROR = 1.25
-"""Factor by which rounding to the nearest was mispredicted at most."""
+"""Factor on either side of a prediction for what the sample and the second order leave out: an
+assumption, not a measured bound."""
 STEPS = 60
 """Halvings of λ's range."""
 Loss = tuple[float, float]

@@ -8,6 +8,7 @@ depends on seed, node and i alone, so a longer row begins with the shorter one.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
@@ -30,6 +31,8 @@ CUT_OPSET = 11
 """First opset with all of them."""
 FIRST = 4096
 """Draws of a node of unknown shape in the first run."""
+PIECE = 1 << 18
+"""Draws that are made at once: in double precision they take several times their own bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,33 +54,40 @@ class Drawn:
         """Return the draws of this node, the `at`-th: of its shape, or a row of `count`."""
         count = count if self.dims is None else prod(self.dims)
         stream = streams(np.array([seed], np.uint64), np.array([at], np.int64))
-        if not self.normal:
-            found = self.low + (self.high - self.low) * numbers(stream, np.arange(count))
-        else:  # Box and Muller, 1958.
-            uniform = numbers(stream, np.arange(2 * count))
-            radius = np.sqrt(-2.0 * np.log1p(-uniform[0::2]))
-            found = self.low + self.high * radius * np.cos(2.0 * np.pi * uniform[1::2])
-        return found.astype(self.type).reshape(self.dims or (-1 if self.dims is None else ()))
+        found = np.empty(count, self.type)
+        for first in range(0, count, PIECE):
+            some = slice(first, min(first + PIECE, count))
+            if not self.normal:
+                uniform = numbers(stream, np.arange(some.start, some.stop))
+                found[some] = self.low + (self.high - self.low) * uniform
+            else:  # Box and Muller, 1958.
+                uniform = numbers(stream, np.arange(2 * some.start, 2 * some.stop))
+                radius = np.sqrt(-2.0 * np.log1p(-uniform[0::2]))
+                found[some] = self.low + self.high * radius * np.cos(2.0 * np.pi * uniform[1::2])
+        return found.reshape(self.dims or (-1 if self.dims is None else ()))
 
 
 def random_nodes(described: OnnxModel) -> list[Call]:
     """Return the nodes that draw. Raises `UnsupportedModel` for one that no input can replace."""
     top = [node for node in described.graph.nodes if node.op in RANDOM and not node.domain]
-    opset = described.opsets.get("", 0)
+    places, opset = {id(node) for node in top}, described.opsets.get("", 0)
+    false = _stored_false(described)
     for node in described.nodes:
         mode = node.inputs[2] if node.op == "Dropout" and len(node.inputs) > 2 else ""
-        if mode and not _stored_false(described, mode):
+        if mode and mode not in false:
             raise _refused(node, " in training mode; export the model for inference")
         if node.op not in RANDOM or node.domain:
             continue
         if node.op not in DRAWN:
             raise _refused(node, f"; allowed: {', '.join(DRAWN)}")
-        if not any(node is one for one in top):
+        if id(node) not in places:
             raise _refused(node, " inside a branch, loop or function; allowed: the main graph")
         if node.op.endswith("Like") and opset < CUT_OPSET:
             raise _refused(node, f" in opset {opset}; allowed: {CUT_OPSET} and later")
         if "dtype" in node.attributes and node.attributes["dtype"].integer not in _REAL:
             raise _refused(node, " of no float type")
+        if not node.outputs or (node.op.endswith("Like") and not node.inputs):
+            raise _refused(node, "; it has no output, or no input")
     return top
 
 
@@ -87,13 +97,15 @@ def _refused(node: Call, why: str) -> UnsupportedModel:
     )
 
 
-def _stored_false(described: OnnxModel, name: str) -> bool:
-    """Whether a value is stored, and false."""
-    found = [tensor for tensor in described.tensors if tensor.name == name]
+def _stored_false(described: OnnxModel) -> set[str]:
+    """Return the names of values that are stored once, and false."""
+    found = [(tensor.name, tensor) for tensor in described.tensors]
     for node in described.nodes:
-        if node.op == "Constant" and name in node.outputs:
-            found += [one for each in node.attributes.values() for one in each.tensors]
-    return [bytes(tensor.raw) for tensor in found] == [b"\0"]
+        if node.op == "Constant":
+            tensors = [one for each in node.attributes.values() for one in each.tensors]
+            found += [(name, one) for name in node.outputs for one in tensors]
+    counts = Counter(name for name, _ in found)
+    return {name for name, one in found if counts[name] == 1 and bytes(one.raw[:2]) == b"\0"}
 
 
 def rewritten(data: bytes, described: OnnxModel) -> tuple[bytes, tuple[Drawn, ...]]:
@@ -105,14 +117,14 @@ def rewritten(data: bytes, described: OnnxModel) -> tuple[bytes, tuple[Drawn, ..
     view, walk = memoryview(data), Walk(2 * MOST_FIELDS)
     graph, start, end = next(found[1:] for found in spans(view, walk) if found[0] == 7)
     assert isinstance(graph, memoryview)
-    drawn: list[Drawn] = []
+    places, drawn = {id(node) for node in nodes}, list[Drawn]()
     out: list[bytes | memoryview] = []
     ports: list[bytes] = []
     place = -1
     for number, _, first, last in spans(graph, walk):
         place += number == 1
         node = described.graph.nodes[place] if number == 1 else None
-        if node is None or not any(node is one for one in nodes):
+        if node is None or id(node) not in places:
             out.append(graph[first:last])
             continue
         found, body, more = _replaced(node, len(drawn))

@@ -58,8 +58,9 @@ def _outside(folder: Path, location: str, most: int) -> bytes:
         raise ModelFileError(
             f"external data {location!r:.120}: allowed is a relative path below the model's folder"
         )
-    at = os.open(folder, _ONLY | os.O_DIRECTORY)
+    at = -1
     try:
+        at = os.open(folder, _ONLY | os.O_DIRECTORY)
         for part in parts[:-1]:
             inner = os.open(part, _ONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
             os.close(at)
@@ -69,7 +70,8 @@ def _outside(folder: Path, location: str, most: int) -> bytes:
         reason = f"cannot be read: {error.strerror}; links are not followed"
         raise ModelFileError(f"external data {location!r:.120} {reason}") from error
     finally:
-        os.close(at)
+        if at >= 0:
+            os.close(at)
     return _read(file, location, most)
 
 

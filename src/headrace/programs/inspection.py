@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from pathlib import Path
 
-from ..base.errors import DoesNotFit, ModelFileError, UnsupportedModel
+from ..base.errors import DoesNotFit, ModelFileError, OptionError, UnsupportedModel
 from . import files
-from .onnx import Call, OnnxModel, Port, description
+from .onnx import MOST, Call, OnnxModel, Port, description
 
 DOMAINS = ("", "ai.onnx.ml", "com.microsoft")
 """Operators that ONNX Runtime has built in; others come from libraries, which are not loaded."""
@@ -26,6 +25,8 @@ REFUSED = {
 }
 """Built-in operators that are not run, and why."""
 OLDEST_OPSET = 7
+DEEPEST = 64
+"""Functions and graphs that may be nested."""
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 ELEMENTS = ("bool", "float16", "float32", "float64", *_INTEGERS)
 """Element types of inputs and outputs, as numpy calls them."""
@@ -33,6 +34,10 @@ LOOPS = ("Loop", "Scan")
 DRAWN = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 RANDOM = (*DRAWN, "Bernoulli", "Multinomial")
 """Operators that draw numbers; the first can be replaced by inputs."""
+
+
+_MOST = {"memory": 1 << 50, "nodes": 1 << 50, "seconds": 1_000_000, "load_seconds": 1_000_000}
+"""Largest limits: clocks and libraries refuse larger ones, or take them as none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,13 @@ class ProgramLimits:
     seconds: float = 30.0
     """Time of one run."""
     load_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        """Raise `OptionError` for a limit that is none."""
+        for name, most in _MOST.items():
+            if not 0 < getattr(self, name) <= most:
+                allowed = f"allowed is more than 0, at most {most:,}"
+                raise OptionError(f"{name} is {getattr(self, name)}; {allowed}", param=name)
 
 
 LIMITS = ProgramLimits()
@@ -136,6 +148,8 @@ def _operators(name: str, described: OnnxModel, limits: ProgramLimits) -> None:
     if opset is None or opset < OLDEST_OPSET:
         raise UnsupportedModel(f"{name}: opset {opset}; allowed: {OLDEST_OPSET} and later")
     for node in described.nodes:
+        if why := REFUSED.get(node.full):  # A function of its name does not take its place.
+            raise UnsupportedModel(f"{name}: operator {node.full} is not run: {why}")
         if (node.domain, node.op) in described.functions:
             continue
         if node.domain not in DOMAINS:
@@ -143,17 +157,15 @@ def _operators(name: str, described: OnnxModel, limits: ProgramLimits) -> None:
                 f"{name}: operator {node.full:.120} needs a library of its own, and none is "
                 f"loaded; allowed domains: ai.onnx, {', '.join(DOMAINS[1:])}"
             )
-        if why := REFUSED.get(node.full):
-            raise UnsupportedModel(f"{name}: operator {node.full} is not run: {why}")
 
 
 def _ports(name: str, described: OnnxModel, limits: ProgramLimits) -> None:
     if not described.graph.outputs:
         raise ModelFileError(f"{name}: the graph has no output")
     for what, ports in (("input", described.inputs), ("output", described.graph.outputs)):
-        names = [port.name for port in ports]
+        names = Counter(port.name for port in ports)
         for port in ports:
-            if not port.name or names.count(port.name) > 1:
+            if not port.name or names[port.name] > 1:
                 raise ModelFileError(f"{name}: {what} {port.name!r:.80} is unnamed or there twice")
             if port.type not in ELEMENTS:
                 raise UnsupportedModel(
@@ -167,16 +179,20 @@ def _expanded(name: str, described: OnnxModel, limits: ProgramLimits) -> None:
     calling the next ten times, are ten thousand million."""
     counts: dict[tuple[str, str], int] = {}
 
-    def one(node: Call, path: tuple[tuple[str, str], ...]) -> int:
-        inner = sum(one(each, path) for graph in node.graphs() for each in graph.nodes)
+    def one(node: Call, path: tuple[tuple[str, str] | None, ...]) -> int:
+        """`path`: functions that hold the node, None for a graph in a node."""
         key = node.domain, node.op
+        if key in path or len(path) > DEEPEST:
+            how = "calls itself" if key in path else f"is nested more than {DEEPEST} deep"
+            what = "function" if key in described.functions else "node"
+            raise ModelFileError(f"{name}: {what} {node.op:.80} {how}")
+        graphs = (each for graph in node.graphs() for each in graph.nodes)
+        inner = sum(one(each, (*path, None)) for each in graphs)
         if key not in described.functions:
             return inner + 1
-        if key in path or len(path) > 64:
-            how = "calls itself" if key in path else "is nested more than 64 deep"
-            raise ModelFileError(f"{name}: function {node.op:.80} {how}")
         if key not in counts:
-            counts[key] = sum(one(each, (*path, key)) for each in described.functions[key])
+            found = sum(one(each, (*path, key)) for each in described.functions[key])
+            counts[key] = min(found, MOST)
         return inner + counts[key]
 
     total = sum(one(node, ()) for node in described.graph.nodes)
@@ -203,11 +219,19 @@ def _sizes(described: OnnxModel) -> Iterator[tuple[str, int]]:
                 stored.update(dict.fromkeys(node.outputs[:1], value.tensors[0]))
             shape = stored.get(node.inputs[0]) if node.inputs else None
             if node.op == "ConstantOfShape" and shape is not None:
-                yield "a constant", 8 * prod(shape.integers() or [0])
+                yield "a constant", 8 * _product(shape.integers() or [0])
             if node.op in RANDOM and "shape" in node.attributes:
-                yield f"the output of {node.op}", 8 * prod(node.attributes["shape"].integers)
+                yield f"the output of {node.op}", 8 * _product(node.attributes["shape"].integers)
         for port in (*graph.inputs, *graph.outputs, *graph.values):
             yield f"value {port.name}", port.bytes
+
+
+def _product(dims: Iterable[int]) -> int:
+    """Multiply sizes, up to `MOST`: the dimensions of a hostile shape have thousands of digits."""
+    found = 1
+    for dim in dims:
+        found = min(found * abs(dim), MOST)
+    return found
 
 
 def _states(described: OnnxModel) -> Iterator[StateTensor]:

@@ -150,14 +150,17 @@ def tried(inspection: Inspection, data: bytes, limits: ProgramLimits) -> Trial:
     }
     name = inspection.name
     with subprocess.Popen(
-        [sys.executable, "-I", "-m", "headrace.programs.library", json.dumps(order)],
+        [sys.executable, "-I", "-m", "headrace.programs.library"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PATH": os.defpath},
     ) as child:
         try:
-            said, _ = child.communicate(b"".join(parts.values()), timeout=2 * limits.load_seconds)
+            told = json.dumps(order).encode() + b"\n"
+            said, _ = child.communicate(
+                b"".join([told, *parts.values()]), timeout=2 * limits.load_seconds
+            )
         except subprocess.TimeoutExpired:
             said = b""
         finally:
@@ -180,8 +183,8 @@ def tried(inspection: Inspection, data: bytes, limits: ProgramLimits) -> Trial:
 
 
 def main() -> None:
-    """Load the program on standard input as ordered by the only argument, a JSON object."""
-    order = json.loads(sys.argv[1])
+    """Load the program on standard input, behind a line of JSON that orders it."""
+    order = json.loads(sys.stdin.buffer.readline())
     library()
     outside = {name: sys.stdin.buffer.read(size) for name, size in order["parts"].items()}
     data = outside.pop("")

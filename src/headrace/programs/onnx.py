@@ -218,8 +218,8 @@ def _node(file: WireFields, depth: int) -> Call:
 
 
 def _attribute(file: WireFields, depth: int) -> Attribute:
-    real = file.fields.get(2, [memoryview(b"\0\0\0\0")])[-1]
-    if isinstance(real, int) or len(real) != 4:
+    real = file.fields.get(2, [b"\0\0\0\0"])[-1]
+    if not isinstance(real, bytes) or len(real) != 4:
         raise ModelFileError("a float attribute has not four bytes")
     _need(not {22, 23} & file.fields.keys(), "sparse attributes are not read; store them dense")
     graphs = [*file.all(6, "g"), *file.all(11, "graphs")]
@@ -248,7 +248,10 @@ def _tensor(file: WireFields) -> OnnxTensor:
         )
     size = (count * bits + 7) // 8
     sized = f"tensor {name:.80} has {size:,} bytes by its shape, and"
-    if file.number(14, "data_location") == 1:
+    where = file.number(14, "data_location")
+    # Libraries keep the low 32 bits.
+    _need(where in (0, 1), f"tensor {name:.80} has the data location {where}; allowed: 0, 1")
+    if where == 1:
         place = _pairs(file, 13, "external_data")
         location, offset = place.get("location", ""), place.get("offset", "0")
         decimal = offset.isascii() and offset.isdecimal() and len(offset) < 19

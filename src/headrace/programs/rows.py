@@ -71,14 +71,36 @@ def split(outputs: Feed, rows: RowAxes, count: int) -> list[dict[str, Array]] | 
 
 
 def varied(inputs: Feed, rows: RowAxes, seed: int) -> dict[str, Array]:
-    """Return inputs of the same form with the sample's own values in another order; seed 0: as
-    they are."""
+    """Return inputs of the same form with other values; seed 0: as they are."""
     draw = np.random.default_rng(seed)
     moved = [name for name, axis in rows.inputs.items() if seed and axis is not None]
-    others = {
-        name: draw.permuted(inputs[name].ravel()).reshape(inputs[name].shape) for name in moved
-    }
-    return {**inputs, **others}
+    return {**inputs, **{name: _moved(inputs[name], draw) for name in moved}}
+
+
+def _moved(value: Array, draw: np.random.Generator) -> Array:
+    """Return the values in another order; where all are one, normal numbers, or integers from 0 to
+    it, at least to 1."""
+    flat = value.ravel()
+    if not flat.size:
+        return value
+    first = flat[0]
+    if (flat == first).all():
+        if value.dtype.kind == "f":
+            return draw.standard_normal(value.shape).astype(value.dtype)
+        most = min(max(1, int(first)), 2**62)
+        found = draw.integers(0, most, flat.shape, endpoint=True).astype(value.dtype)
+        found[0] = 0 if first else 1
+        return found.reshape(value.shape)
+    other = draw.permuted(flat)
+    return np.where((other == flat).all(), np.roll(flat, 1), other).reshape(value.shape)
+
+
+def alike(feeds: Sequence[Feed], rows: RowAxes) -> str:
+    """Name an input that counts rows and has the same bits in all of them; empty if none has."""
+    for name, axis in rows.inputs.items():
+        if axis is not None and len({feed[name].tobytes() for feed in feeds}) == 1:
+            return name
+    return ""
 
 
 def differs(alone: Feed, together: Feed) -> str:

@@ -18,7 +18,7 @@ from .drawn import FIRST, rewritten
 from .inspection import LIMITS, Inspection, ProgramLimits, StateTensor, inspected
 from .library import CLOCK, Trial, plain, run_options, session, tried
 from .onnx import Port
-from .rows import Array, Feed, RowAxes, differs, join, split, varied
+from .rows import Array, Feed, RowAxes, alike, differs, join, split, varied
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of every input."""
@@ -113,15 +113,16 @@ class ForeignProgram:
         program cannot take, and `RunStopped` after the time limit or `cancel`.
         """
         feed = self._checked(inputs)
-        limit = self.limits.seconds if seconds is None else min(seconds, self.limits.seconds)
+        limit = self.limits.seconds if seconds is None else min(self.limits.seconds, seconds)
         options, end = run_options(), time.monotonic() + limit
         with self._lock:
             self._running.add(options)
-            if self._seen is not None:
-                self._seen.add(self.shapes(feed))
-                if len(self._seen) > MOST_SHAPES:
-                    self._seen, self._session = None, self._load(patterns=False)
         try:
+            with self._lock:
+                if self._seen is not None:
+                    self._seen.add(self.shapes(feed))
+                    if len(self._seen) > MOST_SHAPES:
+                        self._session, self._seen = self._load(patterns=False), None
             with CLOCK.limit(options, end):
                 while True:
                     for at, one in enumerate(self.drawn):
@@ -217,7 +218,12 @@ class ForeignProgram:
         return verdict
 
     def _proven(self, feeds: list[dict[str, Array]], rows: RowAxes) -> RowsVerdict:
-        alone = [self.run(feed) for feed in feeds]
+        try:
+            alone = [self.run(feed) for feed in feeds]
+        except InvalidRequest as refused:
+            return RowsVerdict(False, f"rows of other values do not run: {refused}")
+        if like := alike(feeds, rows):
+            return RowsVerdict(False, f"input {like} has one value in every row: nothing is proven")
         for order in (range(len(feeds)), range(len(feeds) - 1, -1, -1)):
             parts = split(self.run(join([feeds[at] for at in order], rows)), rows, len(feeds))
             if isinstance(parts, str):
@@ -264,7 +270,8 @@ def _fitting(port: Port, value: Array) -> Array:
     ):
         why = f"has the shape {list(value.shape)}; it takes {port}"
     else:
-        return np.ascontiguousarray(value).reshape(value.shape)
+        # A tensor of a binary request begins at any byte of its body.
+        return np.require(value, requirements=["C", "A"]).reshape(value.shape)
     raise InvalidRequest(f"input {port.name:.80} {why}", param="inputs")
 
 

@@ -2,7 +2,7 @@
 
 A file that nobody vouches for is walked here before a library sees it. The number of fields is
 bounded. What libraries read differently is refused: groups, numbers of more than ten bytes, a
-message that occurs twice where one is allowed.
+value of another wire type than its field, a message that occurs twice where one is allowed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from ..base.errors import ModelFileError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-Value = int | memoryview
+Value = int | bytes | memoryview
+"""A varint, the four or eight bytes of a fixed number, or a view of a byte string."""
 
 
 class Walk:
@@ -29,7 +30,7 @@ class Walk:
 
 
 def spans(view: memoryview, walk: Walk) -> Iterator[tuple[int, Value, int, int]]:
-    """Yield (number, value, start, end) of each field; fixed values as bytes."""
+    """Yield (number, value, start, end) of each field."""
     at, size = 0, len(view)
     while at < size:
         walk.spend()
@@ -52,7 +53,8 @@ def spans(view: memoryview, walk: Walk) -> Iterator[tuple[int, Value, int, int]]
             raise ModelFileError(
                 f"protobuf: a field of {length:,} bytes at byte {start}, {size - at:,} are there"
             )
-        yield number, view[at : at + length], start, at + length
+        held = view[at : at + length]
+        yield number, held if kind == BYTES else bytes(held), start, at + length
         at += length
 
 
@@ -83,7 +85,7 @@ class WireFields:
     def bytes(self, at: int, what: str) -> list[memoryview]:
         """Return the byte strings of a repeated field."""
         values = self.fields.get(at, [])
-        if any(isinstance(value, int) for value in values):
+        if not all(isinstance(value, memoryview) for value in values):
             raise ModelFileError(f"{what} is a number where bytes are due")
         return values  # type: ignore[return-value]
 
@@ -119,6 +121,8 @@ class WireFields:
         found: list[int] = []
         for value in self.fields.get(at, ()):
             place = 0
+            if isinstance(value, bytes):
+                raise ModelFileError("a fixed number where a variable one is due")
             while not isinstance(value, int) and place < len(value):
                 self.walk.spend()
                 one, place = _varint(value, place)

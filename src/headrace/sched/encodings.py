@@ -4,11 +4,11 @@
 
 A request's items are reserved together, all or none, before it takes a row: its encodings then have
 room until it leaves, so nobody who runs waits for room that another one holds. Who found no room
-comes before all later requests that need some. An item is *wanted* once a reader's next token, or a
-later one, stands for a row of it; a prompt that is found in the prefix index wants none. One item
-is computed at a time, the one with the oldest reader first, until it is complete. An encoding that
-has lost its last reader is forgotten if it is incomplete. Else it is kept until others need its
-room.
+comes before all later requests that need some, and takes it from those of them that do not run. An
+item is *wanted* once a reader's next token, or a later one, stands for a row of it; a prompt that
+is found in the prefix index wants none. One item is computed at a time, the one with the oldest
+reader first, until it is complete. An encoding that has lost its last reader is forgotten if it is
+incomplete. Else it is kept until others need its room.
 """
 
 from __future__ import annotations
@@ -123,10 +123,8 @@ class Encodings:
         if work in self._of or not work.request.spec.inputs:
             return True
         items = _items(work.request, self.shape)
-        new = [name for name in items if name not in self._known]
-        need = sum(items[name][0] for name in new)
         ahead = self._short is not None and self._short.rank < work.rank
-        if need and (ahead or not self._make_room(need, items)):
+        if self._need_of(items) and (ahead or not self._make_room(work, items)):
             if not ahead:
                 self._short = work
             return False
@@ -173,15 +171,30 @@ class Encodings:
         for found in list(self._unread.values()):
             self._forget(found)
 
-    def _make_room(self, need: int, keep: Items) -> bool:
-        """Forget unread encodings, except those named in `keep`, until `need` bytes are free."""
-        spare = [one for name, one in self._unread.items() if name not in keep]
-        if self.bytes + need - sum(one.size for one in spare) > self.shape.bound:
+    def _need_of(self, items: Items) -> int:
+        """Return the bytes of items for which no room is reserved."""
+        return sum(size for name, (size, _) in items.items() if name not in self._known)
+
+    def _make_room(self, work: Work, items: Items) -> bool:
+        """Forget what nobody reads, then what only later work reads that does not run, until the
+        items of a work have room. Returns False, and forgets nothing, if that is not enough."""
+        if self.bytes + self._need_of(items) <= self.shape.bound:
+            return True
+        held = sum(size for size, _ in items.values())
+        for name, one in self._known.items():
+            if name not in items and not all(_yields(reader, work) for reader in one.readers):
+                held += one.size
+        if held > self.shape.bound:
             return False
-        for one in spare:
-            if self.bytes + need <= self.shape.bound:
-                break
-            self._forget(one)
+        later = sorted((one for one in self._of if _yields(one, work)), key=lambda one: one.rank)
+        while self.bytes + self._need_of(items) > self.shape.bound:
+            spare = next((one for name, one in self._unread.items() if name not in items), None)
+            if spare is not None:
+                self._forget(spare)
+                continue
+            last = later.pop()
+            last.ready = ALL  # Until it is tried again.
+            self.leave(last)
         return True
 
     def _forget(self, found: Encoding) -> None:
@@ -347,6 +360,11 @@ class Encodings:
 
 def _name(work: Work, digest: bytes) -> EncodingName:
     return EncodingName(work.request.tenant, digest)
+
+
+def _yields(reader: Work, work: Work) -> bool:
+    """Return whether a reader gives its room to other work: it is later, and does not run."""
+    return reader.rank > work.rank and reader.state is not State.RUNNING
 
 
 def _items(request: Request, shape: EncoderShape) -> Items:

@@ -58,6 +58,8 @@ class Roster:
         """The head of the queue, if it found no blocks when it was tried last."""
         self._blocked_free = 0
         """Blocks that were free then: `blocked` is tried again once there are more."""
+        self._vain: Work | None = None
+        """The work for which others gave way last, until it runs."""
         self._most = limits.running
 
     @property
@@ -123,6 +125,7 @@ class Roster:
         if work.state is State.WAITING:
             work.cached = start
         self.blocked = None
+        self._vain = None if self._vain is work else self._vain
         taken = self.waiting.pop()
         assert taken is work
         work.move(State.RUNNING)
@@ -167,7 +170,8 @@ class Roster:
         self.leave(work, State.PREEMPTED)
 
     def give_way(self) -> None:
-        """Preempt one running work for a more urgent one that would have to wait."""
+        """Preempt one running work for a more urgent one that would have to wait. The first may
+        free the resource that it lacks; the next one gives way if it lacks none."""
         head = self.waiting.peek()
         if head is None or self.leaving or not self.running:
             return
@@ -176,7 +180,17 @@ class Roster:
         if self.full or self.blocked is head:
             victim = self.last_in_rank()
             if head.rank < victim.rank and head.request.priority < victim.request.priority:
+                if self._vain is head and not self._lacks_nothing(head):
+                    return
+                self._vain = head
                 self.preempt(victim)
+
+    def _lacks_nothing(self, work: Work) -> bool:
+        """Return whether `prepare` would say yes now."""
+        prepared = self.prepare(work)
+        for resource in self.resources if prepared else ():
+            resource.free(work)
+        return prepared
 
     def leave(self, work: Work, state: State) -> None:
         """Stop running or waiting; its holdings are given back once no step in flight uses them."""

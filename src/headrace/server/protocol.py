@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from ..base.encodings import MOST_INPUTS
 from ..base.errors import HeadraceError, InvalidRequest, Overloaded
 from .authentication import HEALTH
 from .errors import error_body, error_headers
@@ -37,8 +38,8 @@ BODY_RATE = 16 * 1024
 STALL_SECONDS = 60.0
 """Seconds after which a client that takes no byte of its answer is disconnected."""
 MAX_CONNECTIONS = 8192
-SPARE_FILES = 128
-"""File descriptors that connections leave free for everything else."""
+SPARE_FILES = MOST_INPUTS + 128
+"""File descriptors that connections leave free for everything else, a quarter of all at most."""
 PROBE_CONNECTIONS = 16
 """Connections above the limit, for probes only: a full server still reports that it lives."""
 PROBE_SECONDS = 2.0
@@ -95,7 +96,7 @@ def most_connections() -> int:
             soft = new
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
-    return max(16, min(MAX_CONNECTIONS, soft - SPARE_FILES))
+    return max(16, min(MAX_CONNECTIONS, soft - min(SPARE_FILES, soft // 4)))
 
 
 class ChunkOutlet:

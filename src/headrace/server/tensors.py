@@ -33,6 +33,7 @@ _JSON: dict[str, tuple[set[type], str]] = {
 }
 """Kind of a numpy type → types of its elements in JSON; others are integers."""
 MOST_TENSORS, MOST_NAME, MOST_RANK = 256, 256, 32
+MOST_ELEMENTS = 2**48
 _SHARED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 
 
@@ -132,6 +133,10 @@ def _array(one: _Input, view: memoryview, at: int, param: str) -> tuple[Array, i
         raise _wrong(f"{param}.datatype", f"datatype {one.datatype!r:.40}; allowed: {allowed}")
     if len(one.shape) > MOST_RANK or any(not 0 <= dim < 2**31 for dim in one.shape):
         allowed = f"allowed are at most {MOST_RANK} sizes from 0 to 2^31 - 1"
+        raise _wrong(f"{param}.shape", f"shape {one.shape!r:.80}; {allowed}")
+    # numpy multiplies the sizes of an empty array too.
+    if 0 in one.shape and prod(dim or 1 for dim in one.shape) >= MOST_ELEMENTS:
+        allowed = f"the sizes above 0 multiply to less than {MOST_ELEMENTS:,}"
         raise _wrong(f"{param}.shape", f"shape {one.shape!r:.80}; {allowed}")
     if used := [name for name in _SHARED if name in one.parameters]:
         raise _wrong(f"{param}.parameters", f"{used[0]}: shared memory is not read; send the data")

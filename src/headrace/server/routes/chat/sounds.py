@@ -24,7 +24,7 @@ PART = {"type": "audio", "audio_url": ""}
 def sounds_of(messages: list[Message]) -> list[tuple[str, bytes]]:
     """List (field, bytes of the file) of each sound, in order. Raises `InvalidRequest`,
     `TooLarge`."""
-    found: list[tuple[str, bytes]] = []
+    found: list[tuple[str, Any]] = []
     for index, message in enumerate(messages):
         for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if part.type != "input_audio":
@@ -32,13 +32,13 @@ def sounds_of(messages: list[Message]) -> list[tuple[str, bytes]]:
             where = f"messages.{index}.content.{place}.input_audio"
             if message.role != "user":
                 raise InvalidRequest("only a user's message has sounds", param=where)
-            found.append((f"{where}.data", _data(part.input_audio, where)))
+            found.append((where, part.input_audio))
     if len(found) > MOST_SOUNDS:
         raise TooLarge(
             f"the messages have {len(found)} sounds; at most {MOST_SOUNDS} are taken",
             param="messages",
         )
-    return found
+    return [(f"{where}.data", _data(given, where)) for where, given in found]
 
 
 def _data(given: Any, where: str) -> bytes:
