@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_command import command, dense, model, text  # noqa: F401 - fixtures
+from test_rounding import matrix
+from test_statistic import FAMILIES, windows
 
 from headrace.base.errors import DoesNotFit, OptionError
 from headrace.factory.mix import KINDS, Budget, best_mix
@@ -20,9 +23,6 @@ from headrace.models.registry import describe
 from headrace.quantise.blocks import FORMATS
 from headrace.quantise.sensitivity import Read, gains, sensitivities
 from headrace.quantise.solve import Solver, loss
-from quantise.test_command import command, dense, model, text  # noqa: F401 - fixtures
-from quantise.test_rounding import matrix
-from quantise.test_statistic import FAMILIES, windows
 from tiny.checkpoints import hf_model, save_folder
 
 
