@@ -84,7 +84,9 @@ def test_a_gguf_keeps_its_metadata_and_its_numbers(dense: Path, tmp_path: Path) 
     kinds = {one.name: one.tensor_type.name for one in after.tensors}
     assert kinds["token_embd.weight"] == "Q6_K"
     assert kinds["blk.0.attn_q.weight"] == "Q4_K"
-    assert kinds["blk.0.ffn_down.weight"] == "Q5_0"  # 96 weights a row.
+    # 96 weights a row: no blocks of 256. The first layer has the types of the ends.
+    assert kinds["blk.1.ffn_down.weight"] == "Q5_0"
+    assert kinds["blk.0.ffn_down.weight"] == "Q8_0"
     assert kinds["blk.0.attn_norm.weight"] == kinds["blk.0.attn_q.bias"] == "F32"
     for old, new in zip(before.tensors, after.tensors, strict=True):
         exact, found = (gguf.quants.dequantize(one.data, one.tensor_type) for one in (old, new))
