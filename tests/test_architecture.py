@@ -304,6 +304,15 @@ def test_every_path_is_a_test() -> None:
     assert not absent, "\n".join(absent)
 
 
+def test_files_of_folders_without_a_package_have_names_of_their_own() -> None:
+    """pytest imports such a file by its bare name: a second one of that name is an error."""
+    first: dict[str, Path] = {}
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        if file.name != "conftest.py" and not (file.parent / "__init__.py").exists():
+            other = first.setdefault(file.name, file)
+            assert other is file, f"{file} and {other} have one name: rename one of them"
+
+
 def test_every_folder_of_tests_has_a_path() -> None:
     tests = Path(__file__).parent
     slow = {
