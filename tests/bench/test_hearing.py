@@ -24,8 +24,8 @@ from headrace.bench.hearing_limit import hearing_limit
 from headrace.bench.options import RunOptions
 from headrace.bench.sounds import HeardSound, Recording, read_recordings
 from headrace.bench.word_errors import character_errors, errors, word_errors
+from headrace.models.whisper import WhisperArch
 from headrace.roofline.hardware import Hardware
-from headrace.roofline.hearing import WhisperSizes
 
 pytest.importorskip("soundfile", reason="needs the extra audio")
 websockets = pytest.importorskip("websockets", reason="needs the extra audio")
@@ -241,19 +241,22 @@ class Words:
 
 def test_the_limit_is_the_sum_of_its_products() -> None:
     """Matrix by matrix, of a window of 30 s and one of 15 s."""
-    sizes = WhisperSizes(8, 2, 3, 5, 40)
-    files: Any = SimpleNamespace(sizes=sizes, frames=1500, tokenizer=Words())
+    arch = WhisperArch(64, 2, 3, 5, 40)
+    files: Any = SimpleNamespace(arch=arch, frames=1500, tokenizer=Words())
     device = Hardware("some", {"float32": 1e6, "int8": 4e6}, 1e5, 2**30, kind="cpu")
     one = HeardSound(Recording("a.wav", b"", 45.0, None), 0.0, end=1.0, text="three small words")
     flops = read = 0.0
     for positions, tokens in ((1500, 2.0), (750, 1.0)):
-        linear = [(2 * positions, 3 * 5, 8), (positions, 3 * 8, 8)]  # Frames, then positions.
-        linear += 2 * [*4 * [(positions, 8, 8)], (positions, 8, 32), (positions, 32, 8)]
-        linear += 2 * [(positions, 8, positions), (positions, positions, 8)]  # q · k, and times v.
-        linear += 3 * 2 * [(positions, 8, 8)]
+        linear = [(2 * positions, 3 * 5, 64), (positions, 3 * 64, 64)]  # Frames, then positions.
+        linear += 2 * [*4 * [(positions, 64, 64)], (positions, 64, 256), (positions, 256, 64)]
+        linear += 2 * [
+            (positions, 64, positions),
+            (positions, positions, 64),
+        ]  # q · k, and times v.
+        linear += 3 * 2 * [(positions, 64, 64)]
         flops += sum(2 * rows * inner * out for rows, inner, out in linear)
-        read += tokens * 3 * 2 * positions * 8 * (1 + 2 / 64)  # A scale for each head.
-    weights = (3 * (4 * 8 * 8 + 2 * 8 * 8 + 2 * 8 * 32) + 40 * 8) * 34 / 32
+        read += tokens * 3 * 2 * positions * 64 * (1 + 2 / 64)  # A scale for each head.
+    weights = (3 * (4 * 64 * 64 + 2 * 64 * 64 + 2 * 64 * 256) + 40 * 64) * 34 / 32
     for users in (1, 4):
         found = hearing_limit([one], files, device, users)
         assert found["encoder"] == pytest.approx(flops / 4e6)

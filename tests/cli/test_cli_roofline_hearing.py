@@ -9,11 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli.main import application
+from headrace.models.whisper import WhisperArch
 from headrace.roofline.hardware import DEVICES
-from headrace.roofline.hearing import KV_BYTES, WhisperSizes, cross_bytes, token_parts, window_parts
+from headrace.roofline.hearing import KV_DTYPES, cross_bytes, token_parts, window_parts
 from headrace.speech import finding
 
-BASE = WhisperSizes(512, 6, 6, 80, 51_865)
+BASE = WhisperArch(512, 6, 6, 80, 51_865)
 
 
 def test_more_users_read_no_more_weights() -> None:
@@ -30,7 +31,7 @@ def test_half_a_window_is_less_than_half_the_attention() -> None:
 
 
 def test_kinds_of_cross_attention() -> None:
-    sizes = [cross_bytes(BASE, 1500, kind) for kind in KV_BYTES]
+    sizes = [cross_bytes(BASE, 1500, kind) for kind in KV_DTYPES]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] == 2 * 6 * 1500 * 512 * 4
 
@@ -39,7 +40,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.cli.roofline.hears", lambda name: True)
     monkeypatch.setattr("headrace.cli.roofline_hearing.find", lambda name, **more: tmp_path)
     monkeypatch.setattr(
-        "headrace.cli.roofline_hearing.open_whisper", lambda path: type("F", (), {"sizes": BASE})
+        "headrace.cli.roofline_hearing.open_whisper", lambda path: type("F", (), {"arch": BASE})
     )
     words = ["roofline", "whisper-base", "--hardware", "H100", "--batch", "8"]
     shown = CliRunner().invoke(application, words)

@@ -25,7 +25,7 @@ LATER = {
     ("HrHead", "rank"): 0,
 }
 """Fields that came after the freeze, with the value that says what was said without them."""
-FORMER = {("HrRope", "first"): "unused"}
+FORMER = {("HrRope", "first"): "unused", ("HrAttention", "across"): "unused"}
 """Fields that had no meaning at the freeze, and the name that they had."""
 
 

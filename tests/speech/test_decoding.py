@@ -332,7 +332,7 @@ def test_a_window_keeps_what_times_of_words_need_only_where_they_are_wanted(
 ) -> None:
     options = DecodingOptions(language="en", temperatures=(0.0,))
     Transcriber(network).transcribe(sound(9), options)
-    assert network.keys[0] == []
+    assert network.keys[0] == {}
     Transcriber(network).transcribe(sound(9), options, words=True)
     assert len(network.keys[0]) == len({layer for layer, _ in network.files.alignment})
 

@@ -9,10 +9,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
-from headrace.loader.safetensors_file import OpenFile
+from headrace.kernels.arrays import mapped
+from headrace.kernels.cpu.operators import CpuOperators
+from headrace.kernels.weights import DenseWeight
 from headrace.speech.ctranslate import BinaryModel
 from headrace.speech.files import _LAYER, _TOP, WhisperFiles, open_whisper
-from headrace.speech.stored import StoredRows
 
 from .conftest import write_ctranslate
 
@@ -139,32 +140,27 @@ def test_a_wrong_config_is_one_error(binary: Path, tmp_path: Path, config: str) 
 
 
 @pytest.mark.parametrize("kind", ["stored", "binary"])
-def test_rows_of_the_embedding(kind: str, folder: Path, binary: Path) -> None:
+def test_the_embedding_is_a_view_of_its_file(kind: str, folder: Path, binary: Path) -> None:
     files = open_whisper(folder if kind == "stored" else binary)
-    whole = files.tensor("model.decoder.embed_tokens.weight").astype(np.float32)
-    ids = [3, 0, len(whole) - 1, 3]
-    assert np.array_equal(files.embedded(ids), whole[ids])
-    assert files.embedded([]).shape == (0, whole.shape[1])
+    assert np.array_equal(files.table, files.tensor("model.decoder.embed_tokens.weight"))
+    assert mapped(files.table)
 
 
-@pytest.mark.parametrize("dtype", ["<f4", "<f2", "<u2", "i1"])
-def test_rows_of_every_type(tmp_path: Path, dtype: str) -> None:
-    random = np.random.default_rng(1)
-    matrix = random.normal(0, 20, (9, 32)).astype(np.float32)
-    scale = None
-    if dtype == "<u2":
-        data = (matrix.view(np.uint32) >> 16).astype("<u2")
-        wanted = (data.astype(np.uint32) << 16).view(np.float32)
-    else:
-        data = matrix.astype(dtype)
-        wanted = data.astype(np.float32)
-        if dtype == "i1":
-            scale = random.uniform(1, 2, 9).astype(np.float32)
-            wanted = wanted / scale[:, None]
-    path = tmp_path / "rows"
-    path.write_bytes(b"12345" + data.tobytes())
-    rows = StoredRows(OpenFile(path), 5, matrix.shape, dtype, scale)
-    assert np.array_equal(rows(np.array([8, 2, 2])), wanted[[8, 2, 2]])
-    path.write_bytes(b"12345" + data.tobytes()[:-1])
-    with pytest.raises(ModelFileError, match="shorter"):
-        rows([8])
+@pytest.mark.parametrize(("name", "even"), [("n", True), ("nn", False)])
+@pytest.mark.parametrize("dtype", ["<f4", "<f2"])
+def test_arrays_lie_wherever_the_names_before_them_end(
+    tmp_path: Path, dtype: str, name: str, even: bool
+) -> None:
+    """The first array lies 43 bytes and its name behind the begin."""
+    matrix = np.arange(288).astype(dtype).reshape(9, 32)
+    arrays = {name: matrix, "decoder/embeddings/weight": matrix}
+    write_ctranslate(tmp_path / "model.bin", arrays)
+    found = BinaryModel(tmp_path / "model.bin")
+    assert np.array_equal(found.mapped(name), matrix)
+    assert mapped(found.mapped(name))
+    assert found.mapped(name).flags.aligned == even
+    ids = np.array([8, 2, 2])
+    rows = CpuOperators(1).embed(ids, DenseWeight(found.mapped(name)), 1.0)
+    assert np.array_equal(rows, matrix[ids].astype(np.float32))
+    with pytest.raises(ModelFileError, match="other is missing"):
+        found.mapped("other")

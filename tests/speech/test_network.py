@@ -10,10 +10,15 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor
 
-from headrace.kernels.operators import KvLayer
+from headrace.kernels.interpret import Interpreter
+from headrace.kernels.operators import GroupBatch, KvCache, KvLayer, StepBatch
+from headrace.kernels.prepared import Prepared
+from headrace.kernels.reference import ReferenceOperators
+from headrace.kernels.weights import DenseWeight, PanelWeight
+from headrace.models.whisper import describe_decoder, describe_encoder
 from headrace.roofline.hearing import hearing_memory
 from headrace.speech.features import log_mel
-from headrace.speech.files import open_whisper
+from headrace.speech.files import WhisperFiles, open_whisper
 from headrace.speech.network import Chunk, Network, Team
 from headrace.speech.weights import q8_0
 
@@ -59,6 +64,53 @@ def test_encoder_and_logits_are_those_of_transformers(network: Network, oracle: 
     logits = network.decode([Chunk(0, 0, 0, tokens, range(8))])
     scale = np.abs(wanted.numpy()).max()
     assert np.abs(logits - wanted[0].numpy()).max() < 1e-4 * scale
+
+
+def in_tensors(files: WhisperFiles) -> Prepared:
+    """Every weight of both graphs for the reference."""
+    made = Prepared()
+    for graph in (describe_encoder(files.arch), describe_decoder(files.arch)):
+        for ref in graph.weights():
+            data = files.tensor(ref.names[0]).astype(np.float32)
+            if data.ndim == 3:
+                data = np.ascontiguousarray(data.transpose(0, 2, 1)).reshape(len(data), -1)
+            whole = torch.from_numpy(data)
+            made.by_key[ref.key] = whole if ref.role == "vector" else DenseWeight(whole)
+    return made
+
+
+def test_the_graphs_mean_the_same_to_the_reference(network: Network, oracle: Any) -> None:
+    """Node by node on tensors, in a cache of one window, against the records."""
+    files, tokens, rows = network.files, torch.tensor([257, 258, 261, 265, 40]), 1_500
+    mel = heard(network, 1, 0)
+    ops, weights = ReferenceOperators(torch.float32), in_tensors(files)
+    encoder, decoder = describe_encoder(files.arch), describe_decoder(files.arch)
+    blocks, shape = 94, (94, files.heads, 16, 64)
+    layers = {
+        spec.layer: KvLayer(*(torch.zeros(shape) for _ in "kv")) for spec in decoder.attentions()
+    }
+    tables, places = torch.arange(blocks, dtype=torch.int32)[None], torch.arange(rows)
+    none = torch.zeros(0, dtype=torch.int64)
+
+    def step(ids: torch.Tensor, at: torch.Tensor, length: int, **more: Any) -> StepBatch:
+        bounds = torch.tensor([0, len(ids)], dtype=torch.int32)
+        lengths = torch.tensor([length], dtype=torch.int32)
+        groups = [GroupBatch(tables, at, None)]
+        return StepBatch(ids, at, bounds, lengths, groups, none, len(ids), length, **more)
+
+    with torch.inference_mode():
+        cache = KvCache(layers, dict.fromkeys(layers, 0))
+        given = torch.zeros(2 * rows + 1, files.mels)
+        given[:-1] = torch.from_numpy(mel)
+        hidden = encoder.outputs["hidden"]
+        run = Interpreter(encoder.nodes, weights, [hidden])
+        run.run(ops, step(places, places, rows), cache, {encoder.inputs[0]: given})
+        seen = step(tokens, torch.full((5,), rows - 1), rows)
+        batch = step(tokens, torch.arange(5), 5, across=seen)
+        run = Interpreter(decoder.nodes, weights, [decoder.outputs["logits"]])
+        (logits,) = run.run(ops, batch, cache, {})
+    found = network.decode([Chunk(0, 0, 0, tokens.tolist(), range(5))])
+    assert np.abs(found - logits.numpy()).max() < 1e-4 * np.abs(found).max()
 
 
 def test_no_bit_depends_on_chunks_or_on_others(network: Network) -> None:
@@ -115,9 +167,10 @@ def test_the_memory_plan_is_what_is_kept(folder: Path, precision: Any) -> None:
     network = Network(open_whisper(folder), Team(1), precision, windows=3, sequences=5)
     plan = [
         size
-        for _, size in hearing_memory(network.files.sizes, 3, 5, coded=precision == "int8", kv=kv)
+        for _, size in hearing_memory(network.files.arch, 3, 5, coded=precision == "int8", kv=kv)
     ]
-    packed = sum(one.nbytes for one in network._weights.values())
+    kept = network.weights.by_key.values()
+    packed = sum(one.nbytes for one in kept if isinstance(one, PanelWeight))
     vocab, width = network.files.vocab, network.files.width
     padding = -vocab % 16 * width * (34 / 32 if precision == "int8" else 4)
     assert abs(packed - padding - plan[0]) <= 64

@@ -22,6 +22,7 @@ from headrace.base.spec import InputSpan, RequestSpec
 from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
 from headrace.dist.payloads import SealedInput
 from headrace.kernels.cpu.library import LibraryAbsent, load
+from headrace.kernels.cpu.pieces import LoweredPieces
 from headrace.kernels.cpu.program import CpuProgram, Variant
 from headrace.loader import open_model
 from headrace.loader.sounds import open_sounds
@@ -143,6 +144,11 @@ def test_rows_are_those_of_transformers(
         held.remove()
     wanted = seen["rows"][0, : len(rows)].numpy()
     assert np.abs(rows - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
+def test_records_run_it_where_the_library_serves_all_of_it(worker: Worker) -> None:
+    assert worker.encoder is not None
+    assert isinstance(worker.encoder._run, LoweredPieces)
 
 
 def test_the_reference_gives_the_same_rows(

@@ -44,6 +44,9 @@ class AttentionSpec(NamedTuple):
     behind: bool = False
     """Whether heads of q and k are scaled to a root mean square of one after the rotation, without
     a gain."""
+    across: bool = False
+    """Whether queries see all of the input that their entry reads, whose K and V the graph of an
+    encoder writes (cross attention)."""
     growth: tuple[float, int, int] | None = None
     """(growth, every, first): queries at position p are multiplied by 1 + growth · log(1 + ⌊(p +
     first) / every⌋)."""
@@ -55,9 +58,11 @@ class AttentionSpec(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """full, sliding or bidirectional."""
+        """full, sliding, bidirectional or cross."""
         if self.bidirectional:
             return "bidirectional"
+        if self.across:
+            return "cross"
         return "full" if self.window is None else "sliding"
 
     @property

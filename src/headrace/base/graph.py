@@ -14,10 +14,10 @@ their identity.
 | `add` | residual, x → residual + scale · x | | `AddSpec`, perhaps |
 | `scale` | x → factor · x | perhaps one number more | `ScaleSpec` |
 | `linear` | [·, in] → [·, out] | matrix, perhaps bias | `LinearSpec` |
-| `write` | qkv [N, (H + 2G) · E] → q [N, H · E]; latent: q, latent, rope part → q | head norms; of q alone where K and V are another layer's | `AttentionSpec`, `LatentSpec` |
+| `write` | qkv [N, (H + 2G) · E] → q [N, H · E], with H = 0 where others attend to K and V; latent: q, latent, rope part → q | head norms; of q alone where K and V are another layer's | `AttentionSpec`, `LatentSpec` |
 | `absorb` | q, latent, rope part → q and key over latents [N, (H + 1) · E]; made by `base.absorb` alone | packing of q for each head | `LatentSpec` |
 | `unpack` | sums over latents [·, H · E] → values [·, H · V]; made by `base.absorb` alone | unpacking of values for each head | `LatentSpec` |
-| `attend` | q → [·, H · E]; bidirectional: qkv | sinks; latent: packing and unpacking | as `write` |
+| `attend` | q → [·, H · E]; bidirectional: qkv; across: q of other tokens than K and V | sinks; latent: packing and unpacking | as `write` |
 | `gated` | gate next to up [·, 2I] → act(gate) · up [·, I] | | `ActivationSpec` |
 | `activate` | [·, I] → act(x) | | `ActivationSpec` |
 | `route` | logits [·, experts] → experts [·, k], routing weights [·, k] | perhaps bias of the choice, gains of the routing weights | `RouteSpec` |

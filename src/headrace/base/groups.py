@@ -75,12 +75,17 @@ def graph_groups(graph: Graph, kv_dtype: str, blocks: int = 2) -> tuple[GroupSha
 
     Layers whose blocks hold the same arrays for the same tokens are one group. An encoder has none:
     it reads an input whole and keeps nothing between two steps. For a rank's graph, only its part.
+    Layers that attend across are the group before the states.
     """
     layers: dict[int | None, list[int]] = {}
     arrays: dict[int | None, tuple[ArrayShape, ...]] = {}
     latent = False
+    across: dict[int, tuple[ArrayShape, ...]] = {}
     for spec in graph.attentions():
         if isinstance(spec, AttentionSpec) and (spec.bidirectional or not spec.kept):
+            continue
+        if isinstance(spec, AttentionSpec) and spec.across:
+            across[spec.layer] = kept_arrays(spec, kv_dtype)
             continue
         latent = latent or isinstance(spec, LatentSpec) or spec.latent
         layers.setdefault(spec.window, []).append(spec.layer)
@@ -97,6 +102,9 @@ def graph_groups(graph: Graph, kv_dtype: str, blocks: int = 2) -> tuple[GroupSha
         )
         for window in sorted(layers, key=lambda window: (window is not None, window or 0))
     ]
+    if across:
+        (kept,) = set(across.values())
+        groups.append(GroupShape("cross", tuple(across), None, blocks, kept, cross=True))
     states: dict[int, tuple[ArrayShape, ...]] = {}
     for node in graph.nodes:
         if isinstance(node.spec, ConvSpec | DeltaSpec | SsmSpec):

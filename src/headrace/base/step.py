@@ -28,9 +28,9 @@ MOST_KEEPS = 2
 MOST_DRAFTS = 7
 """Drafts of a sequence that one step verifies, at most: a state's tail has this many inputs."""
 
-GroupKind = Literal["full", "sliding", "state", "slots"]
+GroupKind = Literal["full", "sliding", "state", "slots", "cross"]
 """Content of a group's blocks: all tokens, the tokens of a window, or of a whole sequence in one
-block its state, or all tokens (a slot)."""
+block its state, or all tokens (a slot), or the rows of an input that tokens attend to."""
 
 
 class ArrayShape(NamedTuple):
@@ -63,11 +63,16 @@ class GroupShape(NamedTuple):
     span: int = 0
     """Tokens of a slot. There is no null slot: a sequence without one is not computed. 0: blocks
     have `PoolShape.block_size` tokens."""
+    cross: bool = False
+    """Whether blocks hold the rows of an encoded input, written once and read by all who attend to
+    it, in place of a sequence's tokens."""
 
     @property
     def kind(self) -> GroupKind:
         if self.state or self.span:
             return "state" if self.state else "slots"
+        if self.cross:
+            return "cross"
         return "full" if self.window is None else "sliding"
 
 

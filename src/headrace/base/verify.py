@@ -138,8 +138,15 @@ def _order(node: Node, written: set[int]) -> Iterator[str]:
         if spec.layer in written:
             yield f"writes layer {spec.layer} twice"
         written.add(spec.layer)
-    elif node.kind == "attend" and spec.kind != "bidirectional" and spec.layer not in written:
+    elif node.kind == "attend" and not _elsewhere(spec) and spec.layer not in written:
         yield f"attends to layer {spec.layer}, which is not written yet"
+    elif node.kind == "attend" and spec.kind == "cross" and spec.layer in written:
+        yield f"attends across to layer {spec.layer}, which its own tokens write"
+
+
+def _elsewhere(spec: AttentionSpec | LatentSpec) -> bool:
+    """Return whether attention needs no `write` in its graph."""
+    return spec.kind in ("bidirectional", "cross")
 
 
 def _operands(node: Node) -> Iterator[str]:

@@ -20,7 +20,7 @@ def hearing_limit(
     a token reads. One user waits for both parts; with several, one may decode while another is
     encoded.
     """
-    sizes = files.sizes
+    sizes = files.arch
     encoder = decoder = 0.0
     tokens = 0
     for one in heard:

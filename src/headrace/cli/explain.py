@@ -20,8 +20,10 @@ from ..engine.loop.prediction import drafts_that_pay
 from ..engine.loop.start import explain as resolve
 from ..loader import open_model
 from ..roofline.memory import MemoryPlan
+from ..speech.finding import hears
 from .brief import BriefHelp
 from .configured import configured
+from .explain_hearing import show_hearing
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -41,6 +43,9 @@ def explain(
 
 
 def show(options: EngineOptions, server: ServerOptions | None, *, as_json: bool = False) -> None:
+    if hears(options.model, cache_dir=options.cache_dir, offline=options.offline):
+        show_hearing(options, as_json=as_json)
+        return
     others = Others()
     with DownloadBars(sys.stderr, enabled=not as_json) as bars:
         files = open_model(

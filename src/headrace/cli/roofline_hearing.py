@@ -26,7 +26,7 @@ def show_hearing(
 
     Raises the errors of `find` and `open_whisper`.
     """
-    sizes = open_whisper(find(model, offline=True)).sizes
+    sizes = open_whisper(find(model, offline=True)).arch
     parts = {
         "a window of 30 s": window_parts(sizes, sizes.frames),
         f"a token, {batch} at a time": token_parts(sizes, sizes.frames, batch),

@@ -17,7 +17,7 @@ from ..base.hardware import cpu
 from ..base.names import nearest
 from ..media import AudioLimits, Sound, decode
 from ..speech.captions import clock, srt, vtt
-from ..speech.decoding import DecodingOptions
+from ..speech.decoding import MOST_BEAMS, DecodingOptions
 from ..speech.languages import code_of, language_names
 from ..speech.opening import DEFAULT_MODEL, open_transcriber
 from ..speech.transcript import Segment, Transcriber, Transcript
@@ -52,7 +52,9 @@ def transcribe(
         bool,
         typer.Option("--chunked", help="Stretches of speech side by side: faster, no context."),
     ] = False,
-    beams: Annotated[int, typer.Option("--beams", min=1, max=8, help="Beams of a search.")] = 1,
+    beams: Annotated[
+        int, typer.Option("--beams", min=1, max=MOST_BEAMS, help="Beams of a search.")
+    ] = 1,
     prompt: Annotated[str, typer.Option("--prompt", help="What was said before; names.")] = "",
     exact: Annotated[
         bool, typer.Option("--exact", help="Weights as the file has them, not in eight bits.")

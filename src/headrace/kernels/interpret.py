@@ -237,6 +237,9 @@ class _Run:
     def _attend(self, node: Node) -> None:
         spec, x = cast(AttentionSpec, node.spec), self.values[node.reads[0]]
         kv, batch, group = (None, self.batch, 0) if spec.bidirectional else self._kv(spec)
+        if spec.across:
+            assert batch.across is not None, "the step reads no inputs"
+            batch = batch.across
         sinks = self.weights.vector(node.weights[0]) if node.weights else None
         self.values[node.out[0]] = self.ops.attend(x, spec, kv, batch, group, sinks)
 

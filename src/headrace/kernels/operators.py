@@ -165,6 +165,9 @@ class StepBatch:
     """`states` on the device of the other arrays."""
     encoded: EncodedRows | None = None
     """Rows of other parts for some tokens, in place of their ids'; None: no token has any."""
+    across: StepBatch | None = None
+    """The same tokens as they attend to inputs: entries that read one input may be one here, each
+    token stands at the input's last row, and `lengths` are those of the inputs. None: none does."""
 
     def sampled_places(self) -> npt.NDArray[np.int64]:
         """Return `sample_rows` on the host, without waiting for a device."""

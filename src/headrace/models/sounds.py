@@ -6,7 +6,7 @@ each two positions, a norm, and one product into the width of the language model
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,13 +109,7 @@ def describe_sounds(sound: SoundArch) -> Graph:
     D]."""
     arch = sound.arch
     to = Description(arch)
-    features = Value(_INPUT, sound.mels)
-    frames = _convolution(to, features, f"{TOWER}.conv1", WindowSpec(3, 1, before=1), _FRAMES)
-    x = _convolution(to, frames, f"{TOWER}.conv2", WindowSpec(3, 2, before=1), TOKENS)
-    table = f"{TOWER}.embed_positions"
-    x = to.add(x, to.embed(table, arch.max_context, EmbedSpec("positions")))
-    for layer in range(arch.layers):
-        x = _layer(to, x, layer, f"{TOWER}.layers.{layer}")
+    features, x = describe_tower(to, sound.mels, TOWER, ["q_proj", "k_proj", "v_proj"])
     pairs = _node(to, "window", x, _PAIRS, 2 * arch.hidden, WindowSpec(2, 2))
     halves = [to.part(pairs, first, arch.hidden) for first in (0, arch.hidden)]
     halves = [_node(to, "scale", half, _PAIRS, arch.hidden, ScaleSpec(0.5)) for half in halves]
@@ -124,6 +118,21 @@ def describe_sounds(sound: SoundArch) -> Graph:
     graph = Graph(graph.nodes, graph.outputs, (features,))
     verify(graph)
     return graph
+
+
+def describe_tower(
+    to: Description, mels: int, at: str, parts: Sequence[str]
+) -> tuple[Value, Value]:
+    """Describe Whisper's convolutions and layers; return the features [2N + 1, mels] and the rows
+    [N, D] before the last norm. `parts`: names of the product with q, k and v in a layer."""
+    features = Value(_INPUT, mels)
+    frames = _convolution(to, features, f"{at}.conv1", WindowSpec(3, 1, before=1), _FRAMES)
+    x = _convolution(to, frames, f"{at}.conv2", WindowSpec(3, 2, before=1), TOKENS)
+    table = EmbedSpec("positions")
+    x = to.add(x, to.embed(f"{at}.embed_positions", to.arch.max_context, table))
+    for layer in range(to.arch.layers):
+        x = _layer(to, x, layer, f"{at}.layers.{layer}", parts)
+    return features, x
 
 
 def _node(to: Description, kind: str, x: Value, rows: Rows, width: int, spec: object) -> Value:
@@ -138,18 +147,25 @@ def _convolution(to: Description, x: Value, name: str, spec: WindowSpec, rows: R
     return to.activate(made, _GELU)
 
 
-def _layer(to: Description, x: Value, layer: int, at: str) -> Value:
+def _layer(to: Description, x: Value, layer: int, at: str, parts: Sequence[str]) -> Value:
     """Describe a layer whose norms come before attention and feed-forward."""
     arch = to.arch
     spec = AttentionSpec(
         layer, arch.heads, arch.heads, arch.head_dim, arch.scale, bidirectional=True
     )
     normed = to.layer_norm(x, f"{at}.self_attn_layer_norm")
-    names = [f"{at}.self_attn.{letter}_proj" for letter in "qkv"]
-    qkv = to.linear(normed, *names, outputs=[arch.hidden] * 3, bias=True, purpose="qkv")
+    names, each = [f"{at}.self_attn.{part}" for part in parts], 3 * arch.hidden // len(parts)
+    qkv = to.linear(normed, *names, outputs=[each] * len(parts), bias=True, purpose="qkv")
     mixed = to.node("attend", (qkv,), spec.queries, spec=spec)
-    x = to.add(x, to.linear(mixed, f"{at}.self_attn.out_proj", outputs=arch.hidden, bias=True))
-    normed = to.layer_norm(x, f"{at}.final_layer_norm")
+    out = to.linear(
+        mixed, f"{at}.self_attn.out_proj", outputs=arch.hidden, bias=True, purpose="output"
+    )
+    return feed_forward(to, to.add(x, out), at)
+
+
+def feed_forward(to: Description, x: Value, at: str) -> Value:
+    """Add a norm and a feed-forward with a GELU."""
+    normed, arch = to.layer_norm(x, f"{at}.final_layer_norm"), to.arch
     inner = to.linear(normed, f"{at}.fc1", outputs=arch.intermediate, bias=True, purpose="up")
     inner = to.activate(inner, _GELU)
     return to.add(x, to.linear(inner, f"{at}.fc2", outputs=arch.hidden, bias=True, purpose="down"))

@@ -1,44 +1,31 @@
-"""Work, bytes and memory of a Whisper, by its sizes alone (Radford et al. 2022).
+"""Work, bytes and memory of a Whisper: sums over its two graphs (`models.whisper`).
 
-D numbers a position, E and L layers of encoder and decoder, F positions of a window's sound (50 a
-second), M mels, V tokens. Weights and KV are in eight bits unless stated otherwise, as
-`speech.network` keeps them. A weight has an fp16 scale for 32 codes; K and V have one for each head
-of a position.
+Weights and KV are in eight bits unless stated otherwise, as `speech.network` keeps them: a weight
+has an fp16 scale for 32 codes; K and V have one for each head of a position.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
+from ..base.errors import DoesNotFit
+from ..base.graph import AttentionSpec, Graph, Node, WeightRef
+from ..base.groups import graph_groups, group_bytes
+from ..base.step import GroupShape
+from ..models.whisper import DECODER, WhisperArch, describe_decoder, describe_encoder
 from .hardware import Hardware
+from .memory import USABLE
 
 WINDOW = 30.0
 """Seconds that the encoder takes at a time."""
-HEAD_SIZE = 64
 BLOCK = 16
 """Positions of a block of KV."""
 CODED = 34 / 32
 """Bytes of a weight in eight bits."""
-KV_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1 + 2 / HEAD_SIZE}
-"""Bytes of a number of K or V, including its share of a scale."""
-
-
-@dataclass(frozen=True, slots=True)
-class WhisperSizes:
-    """The sizes of one model, and the bytes of a number of its file."""
-
-    width: int
-    encoder_layers: int
-    decoder_layers: int
-    mels: int
-    vocab: int
-    frames: int = 1_500
-    """Positions of a whole window."""
-    context: int = 448
-    """Tokens of the decoder."""
-    file_bytes: int = 2
+KV_DTYPES = "float32", "bfloat16", "int8"
 
 
 class HearingPart(NamedTuple):
@@ -54,63 +41,132 @@ class HearingPart(NamedTuple):
         return max(self.flops / hardware.rate("int8"), self.bytes / hardware.bandwidth)
 
 
-def window_parts(sizes: WhisperSizes, positions: float) -> list[HearingPart]:
+@lru_cache(maxsize=4)
+def _parts(whisper: WhisperArch) -> tuple[Graph, Graph]:
+    """Return the graphs of encoder and decoder."""
+    return describe_encoder(whisper), describe_decoder(whisper)
+
+
+def window_parts(whisper: WhisperArch, positions: float) -> list[HearingPart]:
     """Count the work of encoding `positions` positions of one window.
 
     Parts are the two convolutions, the layers, and writing K and V of the decoder's cross
     attention.
     """
-    d, f = sizes.width, positions
-    convolution = (12 * sizes.mels + 6 * d) * d * f
-    kernels = (3 * sizes.mels + 3 * d) * d * sizes.file_bytes
-    layers, cross = sizes.encoder_layers, sizes.decoder_layers
-    return [
-        HearingPart("convolutions", convolution, kernels),
-        HearingPart("encoder, products", layers * 24 * d * d * f, layers * 12 * d * d * CODED),
-        HearingPart("encoder, attention", layers * 4 * f * f * d, 0.0),
-        HearingPart(
-            "cross K and V",
-            cross * 4 * d * d * f,
-            cross * 2 * d * d * CODED + cross_bytes(sizes, f),
-        ),
-    ]
+    parts = {
+        name: [0.0, 0.0]
+        for name in ("convolutions", "encoder, products", "encoder, attention", "cross K and V")
+    }
+    for node in _parts(whisper)[0].nodes:
+        if node.kind == "linear":
+            matrix = node.weights[0]
+            part = parts[_part_of(matrix)]
+            rows = positions * node.out[0].rows.times
+            part[0] += 2 * rows * matrix.numbers
+            part[1] += matrix.numbers * _bytes_of(matrix, whisper)
+        elif node.kind == "attend":
+            parts["encoder, attention"][0] += _attention(node, positions, positions)
+    parts["cross K and V"][1] += cross_bytes(whisper, positions)
+    return [HearingPart(name, *sums) for name, sums in parts.items()]
 
 
-def token_parts(sizes: WhisperSizes, positions: float, users: int = 1) -> list[HearingPart]:
+def _part_of(matrix: WeightRef) -> str:
+    (name,) = matrix.names
+    if ".conv" in name:
+        return "convolutions"
+    return "cross K and V" if name.startswith(DECODER) else "encoder, products"
+
+
+def _bytes_of(matrix: WeightRef, whisper: WhisperArch, coded: float = CODED) -> float:
+    """Return the bytes of a number: convolutions stay as the file has them."""
+    return whisper.file_bytes if ".conv" in matrix.names[0] else coded
+
+
+def _attention(node: Node, rows: float, seen: float) -> float:
+    assert isinstance(node.spec, AttentionSpec)
+    return 4 * rows * seen * node.spec.queries
+
+
+def token_parts(whisper: WhisperArch, positions: float, users: int = 1) -> list[HearingPart]:
     """Count the work of one token of a text while `users` decode in one step, each with its own
     sound: weights are read once for all of them."""
-    d, layers = sizes.width, sizes.decoder_layers
-    weights = layers * 14 * d * d + sizes.vocab * d
+    _, decoder = _parts(whisper)
+    weights = sum(ref.numbers for ref in _matrices(decoder))
+    across = sum(
+        _attention(node, 1, positions)
+        for node in decoder.nodes
+        if node.kind == "attend" and isinstance(node.spec, AttentionSpec) and node.spec.across
+    )
     return [
         HearingPart("decoder and head, weights", 2 * weights, weights * CODED / users),
-        HearingPart("cross attention", layers * 4 * positions * d, cross_bytes(sizes, positions)),
+        HearingPart("cross attention", across, cross_bytes(whisper, positions)),
     ]
 
 
-def cross_bytes(sizes: WhisperSizes, positions: float, kind: str = "int8") -> float:
+def _matrices(graph: Graph) -> Iterator[WeightRef]:
+    """Yield the matrices of products."""
+    return (ref for ref in graph.weights() if ref.role in ("linear", "logits"))
+
+
+def _group(whisper: WhisperArch, name: str, kv: str, rows: float) -> float:
+    """Return the bytes of a group of the decoder for `rows` positions, without a null block."""
+    groups = graph_groups(_parts(whisper)[1], kv, 1)
+    one: GroupShape = next(group for group in groups if group.name == name)
+    return rows * group_bytes([one], 1)
+
+
+def cross_bytes(whisper: WhisperArch, positions: float, kind: str = "int8") -> float:
     """Return the bytes of one window's cross-attention K and V, as far as it has sound."""
-    return 2 * sizes.decoder_layers * positions * sizes.width * KV_BYTES[kind]
+    return _group(whisper, "cross", kind, positions)
 
 
 def hearing_memory(
-    sizes: WhisperSizes, windows: int, sequences: int, *, coded: bool = True, kv: str = "int8"
+    whisper: WhisperArch, windows: int, sequences: int, *, coded: bool = True, kv: str = "int8"
 ) -> list[tuple[str, int]]:
     """Return (name, bytes) of the parts of a network with room for these windows and sequences.
 
     Room that no window or sequence has used yet is not touched. A process therefore begins with the
     first two rows and grows by a window and its sequences at a time.
     """
-    d, layers = sizes.width, sizes.decoder_layers
-    each = CODED if coded else sizes.file_bytes
-    weights = sizes.encoder_layers * 12 * d * d + layers * 16 * d * d + sizes.vocab * d
-    kernels = (3 * sizes.mels + 3 * d) * d
-    cross = BLOCK * math.ceil(sizes.frames / BLOCK)
-    own = BLOCK * math.ceil(sizes.context / BLOCK)
+    each = CODED if coded else whisper.file_bytes
+    weights = sum(
+        ref.numbers * _bytes_of(ref, whisper, each)
+        for graph in _parts(whisper)
+        for ref in _matrices(graph)
+    )
+    cross, own = (BLOCK * math.ceil(rows / BLOCK) for rows in (whisper.frames, whisper.context))
     return [
-        ("weights", round(weights * each + kernels * sizes.file_bytes)),
-        (f"cross K and V, {windows} windows", round(windows * cross_bytes(sizes, cross, kv))),
+        ("weights", round(weights)),
+        (f"cross K and V, {windows} windows", round(windows * cross_bytes(whisper, cross, kv))),
         (
             f"own K and V, {sequences} sequences",
-            round(sequences * 2 * layers * own * d * KV_BYTES[kv]),
+            round(sequences * _group(whisper, "full", kv, own)),
         ),
     ]
+
+
+class HearingRoom(NamedTuple):
+    """Room of a network, beside its weights."""
+
+    windows: int
+    sequences: int
+
+
+def room_that_fits(
+    whisper: WhisperArch, available: int, most: HearingRoom, *, each: int, coded: bool, kv: str
+) -> HearingRoom:
+    """Return the largest room up to `most` that fits into a share of the memory that is available,
+    next to the weights; `each`: sequences that come with a window. Raises `DoesNotFit`."""
+    usable = USABLE["cpu"] * available
+    for windows in range(most.windows, 0, -1):
+        room = HearingRoom(windows, min(most.sequences, each * windows))
+        parts = hearing_memory(whisper, *room, coded=coded, kv=kv)
+        if sum(size for _, size in parts) <= usable:
+            return room
+    least = sum(size for _, size in parts) / 2**20
+    raise DoesNotFit(
+        f"the model needs {least:,.0f} MiB for its weights, one window and {room.sequences} "
+        f"sequences; it may take {usable / 2**20:,.0f} MiB of the {available / 2**20:,.0f} that "
+        "are available",
+        param="model",
+    )

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..loader.safetensors_file import OpenFile
-from .stored import StoredRows
 
 MAX_VARIABLES = 10_000
 MAX_RANK = 3
@@ -67,25 +66,28 @@ class BinaryModel:
             if file.tell() != size:
                 raise reader.fault("there are bytes behind the last variable")
 
-    def rows(self, name: str) -> StoredRows:
-        """Return the rows of a matrix. Raises `ModelFileError` if the file lacks it."""
-        if name not in self.variables or len(self.variables[name].shape) != 2:
-            raise ModelFileError(f"{self._path.name}: {name} is missing, or is no matrix")
-        shape, dtype, begin, _ = self.variables[name]
-        scale = self.read(f"{name}_scale").astype(np.float32) if dtype == "i1" else None
-        return StoredRows(OpenFile(self._path), begin, shape, dtype, scale)
+    def mapped(self, name: str) -> npt.NDArray[Any]:
+        """Return an array as a view of the file's mapping, wherever its bytes lie there: `embed`
+        and numpy read numbers off the multiples of their size. Raises `ModelFileError` if the file
+        lacks it."""
+        shape, dtype, begin, nbytes = self._variable(name)
+        whole = np.frombuffer(OpenFile(self._path).mapping, np.uint8)
+        return whole[begin : begin + nbytes].view(dtype).reshape(shape)
 
     def read(self, name: str) -> npt.NDArray[Any]:
         """Read an array in its own type. Raises `ModelFileError` if the file lacks it."""
-        if name not in self.variables:
-            raise ModelFileError(f"{self._path.name}: {name} is missing")
-        shape, dtype, begin, nbytes = self.variables[name]
+        shape, dtype, begin, nbytes = self._variable(name)
         with self._path.open("rb") as file:
             file.seek(begin)
             data = file.read(nbytes)
         if len(data) != nbytes:
             raise ModelFileError(f"{self._path.name}: the file became shorter while it was read")
         return np.frombuffer(data, dtype).reshape(shape)
+
+    def _variable(self, name: str) -> Variable:
+        if name not in self.variables:
+            raise ModelFileError(f"{self._path.name}: {name} is missing")
+        return self.variables[name]
 
 
 class _BoundedReader:

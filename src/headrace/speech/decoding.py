@@ -20,6 +20,8 @@ from .network import Chunk
 from .rules import Rules, log_softmax
 
 Floats = npt.NDArray[np.float32]
+MOST_BEAMS = 8
+"""Widest search."""
 LONGEST = 224
 """Largest number of tokens of a window: half of the decoder's context."""
 

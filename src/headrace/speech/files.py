@@ -18,9 +18,9 @@ import tokenizers
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..loader.jsonfile import MAX_JSON, read_json
 from ..loader.safetensors_file import StoredTensor, read_header
-from ..roofline.hearing import WhisperSizes
+from ..models.whisper import WhisperArch
 from .ctranslate import BinaryModel
-from .stored import StoredRows, rows_of, stored
+from .stored import mapped, stored
 
 Array = npt.NDArray[Any]
 TABLE, HEAD = "model.decoder.embed_tokens.weight", "proj_out.weight"
@@ -74,8 +74,9 @@ class WhisperFiles:
     alignment: tuple[tuple[int, int], ...]
     """Layer and head of the cross attention that follow the sound."""
     special: Special
-    embedded: StoredRows
-    """Rows of the decoder's embedding by token."""
+    table: Array
+    """The decoder's embedding [vocab, width], mapped if the file has its numbers as they are
+    read."""
     file_bytes: int
     """Bytes of a number in the file."""
     tokenizer: tokenizers.Tokenizer
@@ -88,9 +89,9 @@ class WhisperFiles:
         return [bytes(_BYTES[letter] for letter in piece if letter in _BYTES) for piece in pieces]
 
     @property
-    def sizes(self) -> WhisperSizes:
-        """Return the sizes that the roofline counts by."""
-        return WhisperSizes(
+    def arch(self) -> WhisperArch:
+        """Return the sizes that its graphs are described by."""
+        return WhisperArch(
             self.width,
             self.encoder_layers,
             self.decoder_layers,
@@ -139,7 +140,7 @@ def open_whisper(folder: Path) -> WhisperFiles:
         ]
         suppressed, first = config.get("suppress_ids"), config.get("suppress_ids_begin")
         alignment = config.get("alignment_heads")
-        embedded = binary.rows("decoder/embeddings/weight")
+        table = _floating(binary, "decoder/embeddings/weight", binary.mapped)
     else:
         weights = folder / "model.safetensors"
         if config.get("model_type") != "whisper" or not weights.exists():
@@ -167,7 +168,7 @@ def open_whisper(folder: Path) -> WhisperFiles:
         suppressed = said.get("suppress_tokens", config.get("suppress_tokens"))
         first = said.get("begin_suppress_tokens", config.get("begin_suppress_tokens"))
         alignment = said.get("alignment_heads")
-        embedded = rows_of(header, TABLE)
+        table = mapped(header, TABLE)
     for what, value in (("width", width), ("mels", mels), ("vocab", vocab)):
         if not 0 < value <= _LARGEST[what]:
             raise UnsupportedModel(f"{what} of {value:,}, at most {_LARGEST[what]:,} are run")
@@ -191,7 +192,7 @@ def open_whisper(folder: Path) -> WhisperFiles:
         _ids(first, vocab, "tokens suppressed first"),
         _pairs(alignment, layers[1], heads),
         special,
-        embedded,
+        table,
         tensor("model.decoder.embed_positions.weight").itemsize,
         tokenizer,
         tensor,
@@ -311,9 +312,9 @@ def _translated(binary: BinaryModel, name: str) -> Array:
     return _floating(binary, f"{place}/{table[inner]}/{norm.get(kind, kind)}")
 
 
-def _floating(binary: BinaryModel, name: str) -> Array:
+def _floating(binary: BinaryModel, name: str, read: Callable[[str], Array] | None = None) -> Array:
     """Read an array as fp16 or fp32: int8 files have a scale for each output."""
-    data = binary.read(name)
+    data = (read or binary.read)(name)
     if data.dtype == np.int8:
         scale = binary.read(f"{name}_scale").astype(np.float32)
         return np.asarray(data.astype(np.float32) / scale[:, None])

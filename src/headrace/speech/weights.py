@@ -1,9 +1,9 @@
-"""Whisper's matrices packed for the CPU library: made from the file, or found in the packed-weight
-cache."""
+"""Whisper's tensors for the CPU library, by its graphs: packed from the file, or found in the
+packed-weight cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
@@ -11,90 +11,87 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import ModelFileError
+from ..base.graph import Graph, WeightRef
+from ..kernels.arrays import aligned
 from ..kernels.backend import Shelf
 from ..kernels.cpu.coded import KeptWeight
 from ..kernels.cpu.library import Team
 from ..kernels.cpu.panels import Packer
+from ..kernels.prepared import Prepared
 from ..kernels.weights import BlockWeight, DenseWeight, PanelWeight
 
 Array = npt.NDArray[Any]
 _AT_ONCE = 1 << 16
 """Numbers that are quantised at a time."""
-_OF_BOTH = {
-    "self_attn.qkv_proj": (3, 1),
-    "self_attn.out_proj": (1, 1),
-    "fc1": (4, 1),
-    "fc2": (1, 4),
-}
-_OF_DECODER = {"q_proj": (1, 1), "kv_proj": (2, 1), "out_proj": (1, 1)}
-"""Matrices of a layer, with outputs and inputs in widths of the model."""
 
 
-class EncoderFiles(Protocol):
-    """Interface of the encoder to a model: Whisper's sizes, and tensors by Whisper's names."""
+class WhisperTensors(Protocol):
+    """WhisperTensors of a model by Whisper's names."""
 
     @property
-    def width(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def encoder_layers(self) -> int: ...
-    @property
-    def decoder_layers(self) -> int: ...
-    @property
-    def mels(self) -> int: ...
-    @property
-    def vocab(self) -> int: ...
-    @property
-    def frames(self) -> int: ...
-    @property
-    def alignment(self) -> tuple[tuple[int, int], ...]: ...
+    def table(self) -> Array: ...
     @property
     def tensor(self) -> Callable[[str], Array]: ...
 
 
-def packed(
-    files: EncoderFiles, team: Team, coded: bool, shelf: Shelf | None
-) -> dict[str, PanelWeight]:
-    """Pack all matrices; return them by name. `coded`: in eight bits, except the convolutions,
+def prepared(
+    graphs: Iterable[Graph], files: WhisperTensors, team: Team, coded: bool, shelf: Shelf | None
+) -> Prepared:
+    """Prepare every weight of the graphs. `coded`: matrices in eight bits, except the convolutions,
     which are 3 % of the work. Raises `ModelFileError`."""
-    packer, found = Packer(team, shelf), {}
-    for name, shape in _matrices(files):
-        codes = coded and ".conv" not in name
-        read = partial(_read, files, name, shape, codes)
-        kind = None if shelf is None else shelf.kind(name)
-        if kind is not None and codes == (kind == "Q8_0"):
-            found[name] = packer.pack(KeptWeight(kind, name, shape, None, read))
-        else:
-            found[name] = packer.pack(read())
+    packer, made = Packer(team, shelf), Prepared()
+    for graph in graphs:
+        for ref in graph.weights():
+            if ref.role == "vector":
+                made.by_key[ref.key] = _vector(files, ref)
+            elif ref.role == "embed":
+                made.by_key[ref.key] = _table(files, ref)
+            else:
+                made.by_key[ref.key] = _packed(files, ref, packer, coded, shelf)
+    return made
+
+
+def _vector(files: WhisperTensors, ref: WeightRef) -> Array:
+    (name,), (size,) = ref.names, ref.rows
+    found = aligned((size,), np.float32)
+    found[:] = _shaped(files.tensor(name), name, size)
     return found
 
 
-def _matrices(files: EncoderFiles) -> Iterator[tuple[str, tuple[int, int]]]:
-    width = files.width
-    yield "model.encoder.conv1", (width, 3 * files.mels)
-    yield "model.encoder.conv2", (width, 3 * width)
-    for part, layers in (("encoder", files.encoder_layers), ("decoder", files.decoder_layers)):
-        for i in range(layers):
-            for name, (outputs, inputs) in _OF_BOTH.items():
-                yield f"model.{part}.layers.{i}.{name}", (outputs * width, inputs * width)
-            for name, (outputs, inputs) in _OF_DECODER.items() if part == "decoder" else ():
-                shape = outputs * width, inputs * width
-                yield f"model.{part}.layers.{i}.encoder_attn.{name}", shape
-    if files.decoder_layers:
-        yield "model.decoder.embed_tokens", (files.vocab, width)
+def _table(files: WhisperTensors, ref: WeightRef) -> DenseWeight:
+    """Return a table that is read row by row: the embedding as its file has it."""
+    (name,) = ref.names
+    data = files.table if name.endswith("embed_tokens.weight") else files.tensor(name)
+    return DenseWeight(_shaped(data, name, *ref.rows, ref.width), name)
+
+
+def _packed(
+    files: WhisperTensors, ref: WeightRef, packer: Packer, coded: bool, shelf: Shelf | None
+) -> PanelWeight:
+    name, shape = ref.names[0].removesuffix(".weight"), (ref.out, ref.width)
+    codes = coded and ".conv" not in name
+    read = partial(_read, files, name, shape, codes)
+    kind = None if shelf is None else shelf.kind(name)
+    if kind is not None and codes == (kind == "Q8_0"):
+        return packer.pack(KeptWeight(kind, name, shape, None, read))
+    return packer.pack(read())
 
 
 def _read(
-    files: EncoderFiles, name: str, shape: tuple[int, int], coded: bool
+    files: WhisperTensors, name: str, shape: tuple[int, int], coded: bool
 ) -> BlockWeight | DenseWeight:
     data = files.tensor(f"{name}.weight")
     if data.ndim == 3:
         # A window of three frames is three consecutive rows.
         data = data.transpose(0, 2, 1).reshape(len(data), -1)
-    if data.shape != shape:
-        raise ModelFileError(f"{name}.weight is {data.shape}, not {shape}")
+    data = _shaped(data, f"{name}.weight", *shape)
     return q8_0(data, name) if coded else DenseWeight(np.ascontiguousarray(data), name)
+
+
+def _shaped(data: Array, name: str, *shape: int) -> Array:
+    if data.shape != shape:
+        raise ModelFileError(f"{name} is {data.shape}, not {shape}")
+    return data
 
 
 def q8_0(matrix: Array, name: str = "") -> BlockWeight:

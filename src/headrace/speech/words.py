@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .files import HEAD_SIZE, WhisperFiles
+from ..models.sounds import HEAD_SIZE
+from .files import WhisperFiles
 from .network import Chunk, Network
 
 Floats = npt.NDArray[np.float32]
@@ -42,13 +43,11 @@ def align(network: Network, chunk: Chunk, first: int, frames: int) -> list[int]:
     `chunk`: prefix, text and the end; `frames`: number of the window's frames that have sound.
     """
     files = network.files
-    queries: list[Floats] = []
-    network.decode([chunk._replace(wanted=[])], queries)
-    layers = sorted({layer for layer, _ in files.alignment})
+    queries = network.queries(chunk._replace(wanted=[]))
     sums = np.zeros((len(chunk.tokens), frames))
     for layer, head in files.alignment:
         part = slice(head * HEAD_SIZE, (head + 1) * HEAD_SIZE)
-        keys = network.keys[chunk.window][layers.index(layer)][:frames, part]
+        keys = network.keys[chunk.window][layer][:frames, part]
         scores = (queries[layer][:, part] @ keys.T) * np.float32(HEAD_SIZE**-0.5)
         shares = np.exp(scores - scores.max(axis=1, keepdims=True))
         shares /= shares.sum(axis=1, keepdims=True)

@@ -6,22 +6,23 @@ kept. A complete encoding stays as rows [n, D] until the control plane drops it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..base.encodings import EncodingName, EncodingStart, SealedHandle
 from ..base.errors import EngineFault
-from ..base.graph import Value
 from ..base.slices import slices
 from ..base.spec import InputSpan
 from ..base.step import Admission, StepPlan
 from ..dist.payloads import read_payload
 from ..kernels.arrays import Array, joined, tensor
+from ..kernels.cpu.pieces import pieces_of
 from ..kernels.encoded import EncodedRows
-from ..kernels.interpret import Interpreter
-from ..kernels.operators import KvCache, StepBatch
+from ..kernels.in_pieces import InPieces, InterpretedPieces
+from ..kernels.operators import StepBatch
 from ..models.sounds import POSITIONS
 from .loading import OpenPart
 from .options import Resolved, WorkerOptions
@@ -37,8 +38,8 @@ class EncodedItem:
     units: int
     done: int = 0
     """Slices that are computed."""
-    values: dict[Value, Array] = field(default_factory=dict)
-    """Values that later slices read."""
+    under: Any = None
+    """The item as its runner knows it, until all slices are computed."""
     rows: Array | None = None
     """[n, D], once all slices are computed."""
 
@@ -51,7 +52,8 @@ class Encoder:
         graph = part.model.graph
         self._bounds = slices(graph)
         (self._input,), (self._output,) = graph.inputs, graph.outputs.values()
-        self._run = Interpreter(graph.nodes, part.model.weights, [self._output])
+        given = part.operators, graph, part.model.weights
+        self._run: InPieces = pieces_of(*given, POSITIONS) or InterpretedPieces(*given)
         self._items: dict[int, EncodedItem] = {}
         self._spans: dict[int, tuple[str, tuple[InputSpan, ...]]] = {}
         """By row of the text part: its tenant, and its inputs."""
@@ -66,8 +68,8 @@ class Encoder:
         units = 16
         rows = np.zeros((self._input.rows.of(units), self._input.width), np.float32)
         with self.part.inference():
-            values = {self._input: self.part.activations(rows)}
-            self._run.go_on(self.part.operators, self._batch(units), _NOTHING, values)
+            item = self._run.begin(self._batch(units), self.part.activations(rows))
+            self._run.run(item, self._bounds[-1])
 
     def take(self, plan: StepPlan) -> None:
         """Do what a plan says of slots and rows, before anything of it is computed."""
@@ -90,13 +92,12 @@ class Encoder:
         assert item.done == first, "slices are computed in their order"
         with self.part.inference():
             if not first:
-                item.values = {self._input: self._read(item)}
-            bounds = self._bounds[first], self._bounds[first + count]
-            batch = self._batch(item.units)
-            self._run.go_on(self.part.operators, batch, _NOTHING, item.values, *bounds)
+                item.under = self._run.begin(self._batch(item.units), self._read(item))
+            self._run.run(item.under, self._bounds[first + count])
             item.done += count
             if item.done == len(self._bounds) - 1:
-                item.rows, item.values = item.values[self._output], {}
+                rows = self._run.rows(item.under, self._output)
+                item.rows, item.under = rows.copy() if isinstance(rows, np.ndarray) else rows, None
 
     def _read(self, item: EncodedItem) -> Array:
         source, rows = item.source, self._input.rows.of(item.units)
@@ -160,5 +161,3 @@ def _int32(*numbers: int) -> npt.NDArray[np.int32]:
 
 
 _NONE = np.zeros(0, np.int64)
-_NOTHING = KvCache([], [])
-"""Attention to both sides keeps nothing."""

@@ -3,15 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Literal, NamedTuple
 
-from ...base.config import EngineOptions
+from ...base.config import Decision, EngineOptions
 from ...base.errors import OptionError
+from ...base.hardware import cpu
 
 TAKEN = frozenset(
     {"model", "device", "dtype", "kv_dtype", "threads", "max_waiting", "cache_dir", "offline"}
 )
 """Options that apply to a transcription model."""
 KV = ("float32", "bfloat16", "int8")
+
+
+class HearingForm(NamedTuple):
+    """Options of a transcription model without "auto", with reasons."""
+
+    threads: int
+    precision: Literal["exact", "int8"]
+    kv: Literal["float32", "bfloat16", "int8"]
+    decisions: list[Decision]
+
+
+def form_of(options: EngineOptions) -> HearingForm:
+    """Decide the open options; `verify` has checked the others."""
+    threads = options.threads or cpu().physical_cores
+    precision: Literal["exact", "int8"] = "int8" if options.dtype == "auto" else "exact"
+    kv = options.kv_dtype
+    if kv == "auto":
+        kv = "float32" if precision == "exact" else "int8"
+    decisions = [
+        Decision("threads", str(threads), "asked for" if options.threads else "one for each core"),
+        Decision(
+            "weights", precision, "dtype is auto" if precision == "int8" else "dtype is float32"
+        ),
+    ]
+    return HearingForm(threads, precision, kv, decisions)  # type: ignore[arg-type]
+
+
+def of_whisper(form: HearingForm, windows: int, sequences: int) -> list[Decision]:
+    """Return the decisions that only a model with K and V has."""
+    return [
+        Decision("kv_dtype", form.kv, "of all K and V of the decoder"),
+        Decision("windows", str(windows), f"of 30 s, with {sequences} sequences: as memory allows"),
+    ]
 
 
 def verify(options: EngineOptions) -> None:

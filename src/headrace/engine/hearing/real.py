@@ -5,31 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...base.config import Decision, EngineOptions
-from ...base.hardware import cpu
 from ...speech.opening import open_transcriber
 from ...speech.transcript import Transcriber
+from .options import form_of, of_whisper
 
 
 def opened(options: EngineOptions, folder: Path) -> tuple[Transcriber, list[Decision]]:
     """Open a model's transcriber. Raises `ModelFileError`, `UnsupportedModel`."""
-    threads = options.threads or cpu().physical_cores
-    precision = "int8" if options.dtype == "auto" else "exact"
-    usual = "float32" if precision == "exact" else "int8"
-    kv = usual if options.kv_dtype == "auto" else options.kv_dtype
-    decisions = [
-        Decision("threads", str(threads), "asked for" if options.threads else "one for each core"),
-        Decision(
-            "weights", precision, "dtype is auto" if precision == "int8" else "dtype is float32"
-        ),
-    ]
+    form = form_of(options)
     made = open_transcriber(
         str(folder),
-        threads,
-        precision,  # type: ignore[arg-type]
-        kv,  # type: ignore[arg-type]
+        form.threads,
+        form.precision,
+        form.kv,
         cache_dir=options.cache_dir,
         keep=options.keep_packed,
     )
-    if not made.at_once:
-        decisions.append(Decision("kv_dtype", kv, "of all K and V of the decoder"))
-    return made, decisions
+    if made.at_once:
+        return made, form.decisions
+    return made, [*form.decisions, *of_whisper(form, made.network.windows, made.network.sequences)]

@@ -365,11 +365,12 @@ def attention(
     spec: AttentionSpec,
     rows: int,
     coarse: bool = False,
+    across: bool = False,
 ) -> Emitted:
     """Emit attention of q [N, H · E]. With `rows` R the results are those of the sampled tokens,
     one after the other. `coarse`: if KV is in codes, queries and weights have eight bits instead of
-    fifteen."""
-    numbers = spec.scale, spec.softcap or 0.0, rows, spec.chunked, coarse
+    fifteen; `across`: by `HrStep.across`."""
+    numbers = spec.scale, spec.softcap or 0.0, rows, spec.chunked, coarse, across
     return record("ATTENTION", cache, q, y or NOWHERE, out, sinks, *numbers)
 
 

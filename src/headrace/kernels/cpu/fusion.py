@@ -9,7 +9,8 @@ The rules follow from each value's readers:
 * a product and an activation that is its only reader are one record;
 * a scaled value, and one with rows of other parts, stay in place;
 * a sum and the norm right after it are one record;
-* an attention whose sampled rows alone are read computes no others.
+* an attention whose sampled rows alone are read computes no others;
+* rows side by side (`window`) are a view of rows that lie one after the other, without gaps.
 
 Values never change, memory does: a sum takes the place of its residual, and queries that of q in
 qkv. Values in one place are one *storage*, which lives from its first value to the last reader.
@@ -23,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...base.exchange import ExchangeSpec
-from ...base.graph import TOKENS, AttentionSpec, Graph, LinearSpec, Node, Value
+from ...base.graph import SAMPLED, AttentionSpec, Graph, LinearSpec, Node, Value, WindowSpec
 from ...base.joins import norm_after, only_reader, reader_of_kind, sum_after
 from ..prepared import Prepared
 from ..weights import LoraWeight, Weight
@@ -54,6 +55,8 @@ class Fusion:
         """Values in memory of all ranks."""
         self._first: dict[Value, int] = {}
         """First column of a value in its storage, if it is a part of one."""
+        self._before: dict[Value, int] = {}
+        """Storages that windows read, with the rows of zeros before each."""
         self._places = self._find_places()
         self._sharing: dict[Value, list[Value]] = {}
         for value, place in self._places.items():
@@ -121,7 +124,7 @@ class Fusion:
 
     def _find_places(self) -> dict[Value, Value]:
         """Return the storage of each value, named by the first value in it."""
-        places: dict[Value, Value] = {}
+        places: dict[Value, Value] = {value: value for value in self._graph.inputs}
         for index, node in enumerate(self._nodes):
             for value in node.out:
                 places[value] = value
@@ -140,6 +143,9 @@ class Fusion:
                 places[node.out[0]] = places[x]
             elif node.kind in ("write", "part"):
                 places[node.out[0]] = places[node.reads[0]]
+            elif isinstance(node.spec, WindowSpec):
+                place = places[node.out[0]] = places[node.reads[0]]
+                self._before[place] = max(self._before.get(place, 0), node.spec.before)
             elif node.kind == "exchange":
                 (mine,), (whole,), spec = node.reads, node.out, node.spec
                 assert isinstance(spec, ExchangeSpec)
@@ -227,7 +233,7 @@ class Fusion:
 
 
 def rows_of(value: Value) -> int:
-    return ROWS_N if value.rows == TOKENS else ROWS_R
+    return ROWS_R if value.rows.name == SAMPLED.name else ROWS_N
 
 
 def _both_ways(node: Node) -> bool:

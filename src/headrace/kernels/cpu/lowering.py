@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from ctypes import Structure
 from functools import partial
 
@@ -26,8 +26,10 @@ from ...base.graph import (
     ScaleSpec,
     Value,
     WeightRef,
+    WindowSpec,
 )
 from ...base.recurrent import ConvSpec, DeltaSpec, SsmSpec
+from ..arrays import aligned
 from ..dealing import Dealing
 from ..operators import KvCache
 from ..prepared import Prepared
@@ -63,6 +65,8 @@ class Lowering(Fusion):
         """Part of the logits that `head` gives, if ranks share them."""
         self._floats: dict[Value, npt.NDArray[np.float32]] = {}
         """Floats by storage."""
+        self._made: dict[Value, npt.NDArray[np.float32]] = {}
+        """Floats by storage, also of values that are not read any more."""
         self._codes: dict[Value, QuantisedRows] = {}
         """int8 codes by value, since other numbers in the same storage have other codes."""
         self._idle: list[Callable[[], None]] = []
@@ -72,29 +76,68 @@ class Lowering(Fusion):
         """Exchanges so far."""
         self._met: dict[mixture.Placed, int] = {}
         """Number of exchanges when a mixture's room was last written."""
+        self._windows: dict[Value, WindowSpec] = {}
+        """Values that are rows side by side of their storage."""
+        self.ends: list[int] = []
+        """Number of records after each node."""
 
     def floats(self, value: Value) -> npt.NDArray[np.float32]:
-        """Return the memory of an output's numbers."""
-        return self._floats[self._places[value]]
+        """Return the memory of a value's numbers, which are there from its record to its last
+        reader's."""
+        return self._made[self._places[value]]
+
+    def live(self, index: int) -> list[Value]:
+        """Return the values in fp32 that records of the nodes from `index` on read."""
+        graph = self._graph
+        made = [value for node in graph.nodes[:index] for value in node.out]
+        return [
+            value
+            for value in (*graph.inputs, *made)
+            if self._places[value] in self._made
+            and any(self._done_at(reader) >= index for reader in graph.readers(value))
+        ]
 
     def _matrix(self, value: Value) -> Matrix:
         at, stride = emit.matrix(self._floats[self._places[value]])
+        spec = self._windows.get(value)
+        if spec is not None:
+            at, stride = at - 4 * spec.before * stride, spec.stride * stride
         return Matrix(at + 4 * self._first.get(value, 0), stride)
 
     def _lies_as(self, value: Value, other: Value) -> None:
         """Give a value the columns of its storage that another one has."""
         if other in self._first:
             self._first[value] = self._first[other]
+        if other in self._windows:
+            self._windows[value] = self._windows[other]
 
     def _make_floats(self, value: Value) -> Matrix:
         place = self._places[value]
-        rows, exchanged = rows_of(value), place in self._exchanged
-        self._floats[place] = self._arena.floats(rows, place.width, exchanged=exchanged)
+        if place in self._before:
+            return self._make_rows_apart(value)
+        rows, exchanged = self._rows_of(value), place in self._exchanged
+        room = self._arena.floats(rows, place.width, exchanged=exchanged)
+        self._floats[place] = self._made[place] = room
         return self._matrix(value)
+
+    def _make_rows_apart(self, value: Value) -> Matrix:
+        """Make rows without gaps, after rows of zeros, in memory that nothing else uses."""
+        place = self._places[value]
+        before, most = self._before[place], place.rows.of(self._arena.most(rows_of(value)))
+        room = aligned((before + most, place.width), np.float32)
+        room[:] = 0
+        self._floats[place] = self._made[place] = room[before:]
+        return self._matrix(value)
+
+    def _rows_of(self, value: Value) -> int:
+        """Return the rows of a value in the arena, which has room for those of a step."""
+        if value.rows.of(1_000) > 1_000:
+            raise Unrecordable("a value has more rows than the step")
+        return rows_of(value)
 
     def _make_codes(self, value: Value) -> HrQuantised:
         whole = self._full(value)
-        rows, exchanged = rows_of(value), whole in self._exchanged
+        rows, exchanged = self._rows_of(value), whole in self._exchanged
         self._codes[whole] = self._arena.codes(rows, whole.width, exchanged=exchanged)
         return self._codes[whole].columns(0 if whole is value else self._first[value])
 
@@ -115,13 +158,17 @@ class Lowering(Fusion):
 
     def run(self) -> list[Emitted]:
         """Emit all records. Raises `Unrecordable`."""
+        for value in self._graph.inputs:
+            self._make_floats(value)
         for index, node in enumerate(self._nodes):
             lower: Callable[[int, Node], None] | None = getattr(self, f"_{node.kind}", None)
             if lower is None:
                 raise Unrecordable(f"there is no record of {node.kind}")
             lower(index, node)
             for place in self._dying[index]:
-                self._bury(place)
+                if place not in self._before:
+                    self._bury(place)
+            self.ends.append(len(self.emitted))
         self._find_head()
         return self.emitted
 
@@ -195,6 +242,11 @@ class Lowering(Fusion):
         emitted = emit.scatter(self._matrix(node.out[0]), node.out[0].width)
         self.scattered = emitted[1]
         self._emit("scatter", emitted)
+
+    def _window(self, index: int, node: Node) -> None:
+        assert isinstance(node.spec, WindowSpec)
+        assert node.reads[0] not in self._windows, "windows of windows are not described"
+        self._windows[node.out[0]] = node.spec
 
     def _norm(self, index: int, node: Node) -> None:
         (x,), spec, residual = node.reads, node.spec, None
@@ -330,6 +382,14 @@ class Lowering(Fusion):
     def _attend(self, index: int, node: Node) -> None:
         spec = node.spec
         assert isinstance(spec, AttentionSpec)
+        if spec.bidirectional and self._is_kept(spec):
+            # Products with K and V in codes take less than half of those in fp32.
+            qkv, made = self._matrix(node.reads[0]), self._outputs(node.out[0], grain=spec.size)
+            self._emit("rope", emit.rope(self._kv(spec), qkv, spec, (), None))
+            given = self._kv(spec), qkv, *made, None
+            how = spec, rows_of(node.out[0]), True, True  # Coarse, across.
+            self._emit("attention", emit.attention(*given, *how))
+            return
         if spec.bidirectional:
             sizes = spec.heads, spec.size, spec.scale
             y = self._make_floats(node.out[0])
@@ -339,7 +399,13 @@ class Lowering(Fusion):
         made = self._outputs(out, grain=spec.size)
         sinks = self._weights.vector(node.weights[0]) if node.weights else None
         given = self._kv(spec), self._matrix(node.reads[0]), *made, sinks
-        self._emit("attention", emit.attention(*given, spec, rows_of(out)))
+        self._emit("attention", emit.attention(*given, spec, rows_of(out), across=spec.across))
+
+    def _is_kept(self, spec: AttentionSpec) -> bool:
+        """Return whether the cache has room for K and V of bidirectional attention, which the
+        step's own tokens alone read."""
+        layers = self._cache.layers
+        return spec.layer in layers if isinstance(layers, Mapping) else False
 
     def _absorb(self, index: int, node: Node) -> None:
         given, y = list(map(self._matrix, node.reads)), self._make_floats(node.out[0])
@@ -354,6 +420,7 @@ class Lowering(Fusion):
 
     def _part(self, index: int, node: Node) -> None:
         assert isinstance(node.spec, PartSpec)
+        self._lies_as(node.out[0], node.reads[0])
         self._first[node.out[0]] = self._first.get(node.reads[0], 0) + node.spec.first
 
     def _gated(self, index: int, node: Node) -> None:

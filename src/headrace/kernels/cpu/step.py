@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 from ..arrays import Array, address, contiguous, dtype_name, stride
 from ..operators import StepBatch
 from .records import HrStep
@@ -24,6 +26,10 @@ def fill_step(step: HrStep, batch: StepBatch) -> HrStep:
     step.states = None if batch.states is None else _at(batch.states, "int32")
     if batch.types is not None:
         step.types = _at(batch.types, "int64")
+    step.across = None
+    if batch.across is not None:
+        step.seen = fill_step(HrStep(), batch.across)
+        step.across = ctypes.addressof(step.seen)
     for slot, group in zip(step.groups, groups, strict=False):
         tables = group.tables
         assert dtype_name(tables) == "int32"

@@ -264,7 +264,7 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
 
 template <class T, bool kCoarse = false>
 HR_INLINE void attention(const HrAttention& op, const hr::Work& work) {
-  const HrStep& step = *work.step;
+  const HrStep& step = seen_by(op, *work.step);
   const Wanted wanted(op, step);
   const auto compute = [&](const Item& item, const Item* behind) {
     attend<T, kCoarse>(op, step, wanted, item, behind, work);

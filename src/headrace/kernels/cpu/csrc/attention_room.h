@@ -29,8 +29,13 @@ HR_INLINE int64_t attention_scratch(const HrKv& kv) {
               3 * rows * size + plain + 91 * rows + 1) + 64 * 20;
 }
 
+// The step as an attention sees it.
+HR_INLINE const HrStep& seen_by(const HrAttention& op, const HrStep& step) {
+  return op.across ? *static_cast<const HrStep*>(step.across) : step;
+}
+
 HR_INLINE hr::Room attention_room(const HrAttention& op, const HrStep& step, int threads) {
-  return {attention_scratch(op.kv), 4 * floats_kept(op, step, threads)};
+  return {attention_scratch(op.kv), 4 * floats_kept(op, seen_by(op, step), threads)};
 }
 
 template <class T>

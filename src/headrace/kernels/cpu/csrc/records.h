@@ -308,7 +308,7 @@ typedef struct {
   int32_t rows;          // R: of the sampled tokens alone; y and out then have R rows
   int32_t chunked;       // the group's window is a chunk: a query sees its own, up to itself
   int32_t coarse;        // of KV in codes: queries and weights have eight bits, not fifteen
-  int32_t unused;
+  int32_t across;        // tokens, entries and lengths are those of HrStep.across
 } HrAttention;
 
 typedef struct {         // every token sees all tokens of its own entry: HrStep.query_starts
@@ -602,6 +602,7 @@ typedef struct {
   const int32_t* adapters;      // [N]: LoRA slot of each token, −1: none; null: none at all
   const int64_t* types;         // [N]: token type of each token; null where no table is read by it
   const int32_t* states;        // [B, HR_STATE_COLUMNS]; null: no drafts, nothing kept
+  const void* across;           // HrStep: the same tokens as they see inputs; null: none reads any
 } HrStep;
 
 typedef struct HrTeam HrTeam;

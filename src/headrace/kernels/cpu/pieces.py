@@ -1,0 +1,108 @@
+"""A part's graph as records that run in pieces, from node to node.
+
+Between two pieces another item may run: then the values that later nodes read are copied out of the
+records' buffers, and back. Nodes whose rows differ in number (frames, positions) run by steps of
+their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.graph import TOKENS, Graph, Rows, Value
+from ..operators import KvCache, StepBatch
+from ..prepared import Prepared
+from ..program import Provider
+from . import emit
+from .arena import Arena
+from .fusion import Unrecordable
+from .library import Team
+from .lowering import Lowering
+from .records import ROWS_N, ROWS_R, HrRecord, HrStep
+from .step import fill_step
+
+Floats = npt.NDArray[np.float32]
+
+
+class PieceItem:
+    """An item under way: its step, and the values that lie outside of the buffers meanwhile."""
+
+    def __init__(self, batch: StepBatch, values: dict[Value, Floats]) -> None:
+        self.units = len(batch.tokens)
+        self.step = fill_step(HrStep(), batch)
+        self.batch = batch  # Its arrays are read by address.
+        self.at = 0
+        """First node that has not run."""
+        self.values = values
+
+
+class LoweredPieces:
+    """A lowered graph for items of at most `units` units. One caller at a time."""
+
+    def __init__(
+        self, team: Team, graph: Graph, weights: Prepared, cache: KvCache, units: int
+    ) -> None:
+        """Lower the graph. Raises `Unrecordable`."""
+        self._team, self._graph = team, graph
+        rows = {ROWS_N: units, ROWS_R: 1}
+        self._lowering = Lowering(graph, weights, cache, Arena(rows, None, None), {})
+        self._records = emit.program(self._lowering.run())
+        self._laid: PieceItem | None = None
+        """Item whose values are in the buffers."""
+
+    def begin(self, batch: StepBatch, *given: Floats) -> PieceItem:
+        """Begin an item with the arrays of the graph's inputs."""
+        return PieceItem(batch, dict(zip(self._graph.inputs, given, strict=True)))
+
+    def run(self, item: PieceItem, last: int) -> None:
+        """Run an item's nodes up to before `last`."""
+        self._lay_down(item)
+        nodes, ends = self._graph.nodes, self._lowering.ends
+        for rows, some in groupby(range(item.at, last), lambda index: nodes[index].out[0].rows):
+            indices = list(some)
+            first = ends[indices[0] - 1] if indices[0] else 0
+            count = ends[indices[-1]] - first
+            if count:
+                at = ctypes.addressof(self._records) + first * ctypes.sizeof(HrRecord)
+                step = _step(item, rows)
+                self._team.run_at(at, count, ctypes.addressof(step))
+        item.at = last
+        if last == len(nodes):
+            self._laid = None
+
+    def rows(self, item: PieceItem, value: Value) -> Floats:
+        """Return the rows of a value right after the node that makes it, in their buffer."""
+        return self._lowering.floats(value)[: value.rows.of(item.units)]
+
+    def _lay_down(self, item: PieceItem) -> None:
+        if self._laid is item:
+            return
+        if self._laid is not None:
+            other = self._laid
+            live = self._lowering.live(other.at)
+            other.values = {value: self.rows(other, value).copy() for value in live}
+        for value, array in item.values.items():
+            self.rows(item, value)[:] = array
+        item.values, self._laid = {}, item
+
+
+def pieces_of(
+    operators: Provider, graph: Graph, weights: Prepared, units: int
+) -> LoweredPieces | None:
+    """Lower a part that keeps nothing between two steps; None: other operators serve it, or
+    something in it has no record."""
+    team = getattr(operators, "team", None)
+    if not isinstance(team, Team) or not operators.host:
+        return None
+    try:
+        return LoweredPieces(team, graph, weights, KvCache([], []), units)
+    except Unrecordable:
+        return None
+
+
+def _step(item: PieceItem, rows: Rows) -> HrStep:
+    return item.step if rows == TOKENS else HrStep(n=rows.of(item.units))

@@ -1,0 +1,114 @@
+"""Whisper (Radford et al. 2022, section 2.2): an encoder of sounds, and a decoder of text.
+
+The encoder's output is K and V of the decoder's cross attention: a part that writes what another
+part reads, once for all who listen to that sound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..base.arch import ModelArch
+from ..base.graph import AttentionSpec, EmbedSpec, Graph, Value
+from ..base.verify import verify
+from ..layers.description import Description
+from .sounds import HEAD_SIZE, describe_tower, feed_forward
+
+ENCODER, DECODER = "model.encoder", "model.decoder"
+"""Names of the parts' tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhisperArch:
+    """The sizes of a Whisper. A feed-forward has four times the width."""
+
+    width: int
+    encoder_layers: int
+    decoder_layers: int
+    mels: int
+    """Width of the features."""
+    vocab: int
+    frames: int = 1_500
+    """Positions of a whole window, 20 ms each."""
+    context: int = 448
+    """Tokens of the decoder."""
+    file_bytes: int = 2
+    """Bytes of a number in the file."""
+
+    @property
+    def heads(self) -> int:
+        return self.width // HEAD_SIZE
+
+    def part(self, layers: int, rows: int) -> ModelArch:
+        """Return the sizes of a part with so many layers and positions."""
+        return ModelArch(
+            family="whisper",
+            vocab_size=self.vocab,
+            hidden=self.width,
+            layers=layers,
+            heads=self.heads,
+            kv_heads=self.heads,
+            head_dim=HEAD_SIZE,
+            intermediate=4 * self.width,
+            max_context=rows,
+            norm_eps=1e-5,
+            tied_embedding=True,
+        )
+
+    def across(self, layer: int) -> int:
+        """Return the number of the cross attention of a layer of the decoder, in both parts."""
+        return max(self.encoder_layers, self.decoder_layers) + layer
+
+
+def describe_encoder(whisper: WhisperArch) -> Graph:
+    """Describe the graph of a sound of N positions: features [2N + 1, mels] → `hidden` [N, D], and
+    K and V of each layer of the decoder, which are written."""
+    arch = whisper.part(whisper.encoder_layers, whisper.frames)
+    to = Description(arch)
+    features, x = describe_tower(to, whisper.mels, ENCODER, ["qkv_proj"])
+    hidden = to.layer_norm(x, f"{ENCODER}.layer_norm")
+    for layer in range(whisper.decoder_layers):
+        name = f"{DECODER}.layers.{layer}.encoder_attn.kv_proj"
+        kv = to.linear(hidden, name, outputs=2 * arch.hidden, bias=True, purpose="qkv")
+        kept = AttentionSpec(whisper.across(layer), 0, arch.heads, HEAD_SIZE, arch.scale)
+        to.node("write", (kv,), kept.queries, spec=kept)
+    graph = to.graph(hidden=hidden)
+    graph = Graph(graph.nodes, graph.outputs, (features,))
+    verify(graph)
+    return graph
+
+
+def describe_decoder(whisper: WhisperArch) -> Graph:
+    """Describe the graph of the tokens of a step, each of which attends to its window."""
+    arch = whisper.part(whisper.decoder_layers, whisper.context)
+    to = Description(arch)
+    x = to.embed(f"{DECODER}.embed_tokens", whisper.vocab)
+    places = to.embed(f"{DECODER}.embed_positions", whisper.context, EmbedSpec("positions"))
+    x = to.add(x, places)
+    for layer in range(whisper.decoder_layers):
+        x = _layer(to, whisper, x, layer, f"{DECODER}.layers.{layer}")
+    hidden = to.layer_norm(x, f"{DECODER}.layer_norm")
+    name = f"{DECODER}.embed_tokens"
+    logits = to.linear(hidden, name, outputs=whisper.vocab, role="logits", purpose="head")
+    graph = to.graph(hidden=hidden, logits=logits)
+    verify(graph)
+    return graph
+
+
+def _layer(to: Description, whisper: WhisperArch, x: Value, layer: int, at: str) -> Value:
+    """Describe a layer: attention to the text, to the sound, and a feed-forward."""
+    arch = to.arch
+    own = AttentionSpec(layer, arch.heads, arch.heads, HEAD_SIZE, arch.scale)
+    cross = own._replace(layer=whisper.across(layer), across=True)
+
+    def product(value: Value, name: str, times: int = 1) -> Value:
+        return to.linear(value, f"{at}.{name}", outputs=times * arch.hidden, bias=True)
+
+    normed = to.layer_norm(x, f"{at}.self_attn_layer_norm")
+    q = to.node("write", (product(normed, "self_attn.qkv_proj", 3),), own.queries, spec=own)
+    mixed = to.node("attend", (q,), own.queries, spec=own)
+    x = to.add(x, product(mixed, "self_attn.out_proj"))
+    q = product(to.layer_norm(x, f"{at}.encoder_attn_layer_norm"), "encoder_attn.q_proj")
+    mixed = to.node("attend", (q,), cross.queries, spec=cross)
+    x = to.add(x, product(mixed, "encoder_attn.out_proj"))
+    return feed_forward(to, x, at)
