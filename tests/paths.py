@@ -75,6 +75,9 @@ PATHS: dict[str, tuple[str, ...]] = {
         "worker/test_lines.py::test_blocks_come_as_they_are",
         "worker/test_transfer.py",
     ),
+    "several models in one server": (
+        "server/test_server_several.py::test_each_answers_as_a_server_of_its_own",
+    ),
     "the engine from Python": (
         "engine/test_llm.py::test_every_executor_and_depth_gives_the_same",
         "engine/test_llm.py::test_chat_renders_the_template",

@@ -128,7 +128,9 @@ class FakeWorker:
         pass
 
 
-def load(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, WorkerFacts]:
+def load(
+    files: ModelFiles, settings: dict[str, Any], beside: Any = None
+) -> tuple[FakeWorker, WorkerFacts]:
     while noted(HOLD_START):
         time.sleep(0.01)
     return FakeWorker(), WorkerFacts(

@@ -15,8 +15,9 @@ from headrace.base.request import Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import GroupShape, PoolShape, StepPlan, StepResult
-from headrace.engine.loop.core import FAILED_STEPS, PREDICTED_FOR, EngineCore
+from headrace.engine.loop.core import EngineCore
 from headrace.engine.loop.executor import InlineExecutor, StepFuture
+from headrace.engine.loop.lane import FAILED_STEPS, PREDICTED_FOR
 from headrace.kv import KvManager
 from headrace.roofline.step import Estimate
 from headrace.sched import Limits, Scheduler

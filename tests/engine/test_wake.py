@@ -36,7 +36,7 @@ class Waiting:
         self.turns = 0
         self.done = threading.Event()
 
-    def turn(self) -> list[Any]:
+    def step(self) -> list[Any]:
         self.turns += 1
         if self.ready:
             self.has_work = self.stalled = False
@@ -52,8 +52,10 @@ def test_a_ring_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     child = Channel(where, messages.ToEngine, bind=False)
     wake = Wake()
     core = Waiting(wake)
-    operator: Any = SimpleNamespace(asleep=False, tidy=lambda: None)
-    thread = threading.Thread(target=serve, args=(child, core, operator), daemon=True)
+    models: Any = SimpleNamespace(
+        core=core, built={}, lender=None, busy=False, tidy=lambda: None, turn=list
+    )
+    thread = threading.Thread(target=serve, args=(child, models, None), daemon=True)
     thread.start()
     try:
         core.ready = True

@@ -110,7 +110,7 @@ async def test_the_board_leaves_when_nobody_looks(monkeypatch: pytest.MonkeyPatc
 async def test_a_point_that_fails_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board_module, "SECONDS", 0.01)
     tasks = TaskWatch()
-    board = Board(SteppingEngine(), tasks)  # type: ignore[arg-type]
+    board = Board(SteppingEngine(), tasks=tasks)  # type: ignore[arg-type]
     point, failures = board.point, iter([ZeroDivisionError("once")])
 
     def failing() -> dict[str, Any]:

@@ -35,6 +35,17 @@ Model = Annotated[
     ),
 ]
 
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL[:OPTION=VALUE,...]]...",
+        help=f"Catalog names, folders, .gguf files, or hub ids, with options of their own; none: "
+        f"{DEFAULT_MODEL}.",
+        show_default=False,
+    ),
+]
+"""The argument of a command with a parameter `models`, which gets the words of several."""
+
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="TOML file with any of these options.")
 ]
@@ -65,8 +76,11 @@ def configured(command: Callable[..., Any], *, argument: bool = True) -> Callabl
             if spec.name not in POSITIONAL
         ]
     parameters += [_keyword("config", None, ConfigFile), _keyword("help_all", False, HelpAll)]
+    several = "models" in signature.parameters
+    if several:
+        parameters = [one for one in parameters if one.name != "models"]
     if argument and any("model" in _names(record) for record in records.values()):
-        parameters.insert(0, _keyword("model", None, Model))
+        parameters.insert(0, _keyword("model", None, Models if several else Model))
 
     @wraps(command)
     def wrapper(**given: Any) -> Any:
@@ -74,6 +88,9 @@ def configured(command: Callable[..., Any], *, argument: bool = True) -> Callabl
         given.pop("help_all", None)  # its callback has done it
         read = read_config(path, set().union(*map(_names, records.values()))) if path else {}
         made: dict[str, Any] = {}
+        if several:
+            words = given.pop("model", None) or _words(read.pop("model", DEFAULT_MODEL))
+            made["models"], given["model"] = words, words[0]
         for name, record in records.items():
             own = _names(record)
             flags = {key: given.pop(key) for key in list(given) if key in own}
@@ -110,6 +127,14 @@ def read_config(path: Path, known: set[str]) -> dict[str, Any]:
             param="config",
         )
     return options
+
+
+def _words(value: Any) -> list[str]:
+    """Return a file's models: a text, or a list of texts."""
+    words = value if isinstance(value, list) else [value]
+    if not words or not all(isinstance(word, str) for word in words):
+        raise OptionError(f"model must be text, or a list of it, not {value!r:.80}", param="model")
+    return words
 
 
 def _names(record: type) -> set[str]:

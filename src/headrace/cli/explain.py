@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -16,7 +17,9 @@ from ..base.config import Decision, EngineOptions, ServerOptions
 from ..base.hardware import hardware
 from ..base.modelfiles import ModelFiles
 from ..base.process import Others, busy_words
+from ..base.several import ModelChoice, read_models
 from ..engine.loop.prediction import drafts_that_pay
+from ..engine.loop.start import beside_of, keeping
 from ..engine.loop.start import explain as resolve
 from ..loader import open_model
 from ..roofline.memory import MemoryPlan
@@ -32,37 +35,76 @@ command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @command.command(cls=BriefHelp)
 @configured
 def explain(
+    models: list[str],
     engine: EngineOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the resolved options, the memory plan, and each decision with its reason.
 
-    The weights are not loaded; the model's files are fetched if they are not on disk.
+    Several models are shown as one server would have them. The weights are not loaded; the models'
+    files are fetched if they are not on disk.
     """
-    show(engine, None, as_json=as_json)
+    show(read_models(models, engine), None, as_json=as_json)
 
 
-def show(options: EngineOptions, server: ServerOptions | None, *, as_json: bool = False) -> None:
-    if hears(options.model, cache_dir=options.cache_dir, offline=options.offline):
-        show_hearing(options, as_json=as_json)
+class _Explained(NamedTuple):
+    options: EngineOptions
+    files: ModelFiles
+    decisions: list[Decision]
+    memory: MemoryPlan
+
+
+def show(
+    chosen: Sequence[ModelChoice], server: ServerOptions | None, *, as_json: bool = False
+) -> None:
+    """Print the decisions of a start with these models."""
+    first = chosen[0].options
+    if len(chosen) == 1 and hears(first.model, cache_dir=first.cache_dir, offline=first.offline):
+        show_hearing(first, as_json=as_json)
         return
     others = Others()
-    with DownloadBars(sys.stderr, enabled=not as_json) as bars:
-        files = open_model(
-            options.model, cache_dir=options.cache_dir, offline=options.offline, progress=bars
-        )
-    decisions, memory = resolve(options, files, hardware())
-    if options.speculate != "off":
-        decisions.append(drafts_that_pay(options, files))
+    found = _explained(chosen, quiet=as_json)
     if as_json:
-        print(json.dumps(_plain(options, server, files, decisions, memory), ensure_ascii=False))
+        each = [_plain(server, one) for one in found]
+        print(json.dumps({"models": each} if len(each) > 1 else each[0], ensure_ascii=False))
         return
     # Names of models and values of options come from files: brackets in them are no styles.
     console = Console(highlight=False, markup=False)
-    console.print(Text.assemble((files.name, "bold"), "  ", _described(files)))
+    for one in found:
+        console.print(Text.assemble((one.files.name, "bold"), "  ", _described(one.files)))
+        console.print(_decided(one, server if one is found[0] else None))
+        console.print(_memory(one.memory))
+    if (busy := busy_words(others.share())) is not None:
+        console.print(f"now: {busy}", soft_wrap=True)
+
+
+def _explained(chosen: Sequence[ModelChoice], *, quiet: bool) -> list[_Explained]:
+    with DownloadBars(sys.stderr, enabled=not quiet) as bars:
+        files = [
+            open_model(
+                one.options.model,
+                cache_dir=one.options.cache_dir,
+                offline=one.options.offline,
+                progress=bars,
+            )
+            for one in chosen
+        ]
+    found: list[_Explained] = []
+    for place, (choice, opened) in enumerate(zip(chosen, files, strict=True)):
+        options = choice.options
+        plans = [one.memory for one in found]
+        beside = beside_of(plans, files[place + 1 :], keeping(files))
+        decisions, memory = resolve(options, opened, hardware(), beside)
+        if options.speculate != "off":
+            decisions.append(drafts_that_pay(options, opened))
+        found.append(_Explained(options, opened, decisions, memory))
+    return found
+
+
+def _decided(one: _Explained, server: ServerOptions | None) -> Table:
     table = _table("option", "value", "why")
-    decided = {decision.name: decision for decision in decisions}
-    for record in (options, server):
+    decided = {decision.name: decision for decision in one.decisions}
+    for record in (one.options, server):
         if record is None:
             continue
         for spec in fields(record):
@@ -74,10 +116,7 @@ def show(options: EngineOptions, server: ServerOptions | None, *, as_json: bool 
                 table.add_row(spec.name, str(value), "default" if value == spec.default else "set")
     for decision in decided.values():
         table.add_row(decision.name, decision.value, decision.reason)
-    console.print(table)
-    console.print(_memory(memory))
-    if (busy := busy_words(others.share())) is not None:
-        console.print(f"now: {busy}", soft_wrap=True)
+    return table
 
 
 def _described(files: ModelFiles) -> str:
@@ -111,13 +150,8 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _plain(
-    options: EngineOptions,
-    server: ServerOptions | None,
-    files: ModelFiles,
-    decisions: list[Decision],
-    memory: MemoryPlan,
-) -> dict[str, Any]:
+def _plain(server: ServerOptions | None, one: _Explained) -> dict[str, Any]:
+    options, files, decisions, memory = one
     return {
         "model": files.name,
         "format": files.format,

@@ -12,6 +12,7 @@ import typer
 from ..base.config import DEFAULT_MODEL, EngineOptions, ServerOptions
 from ..base.errors import OptionError
 from ..base.hardware import hardware
+from ..base.several import ModelChoice, read_models
 from ..engine.loop.context import served_size
 from ..loader.catalog import proposed
 from ..obs.logs import configure_logs
@@ -20,7 +21,7 @@ from ..server.run import ServerProcess, StartEngine, import_routes, take_ports
 from ..speech.finding import hears
 from .brief import BriefHelp
 from .configured import configured
-from .start import hearing, started
+from .start import hearing, several, started
 from .translate import listed, translate
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -81,6 +82,7 @@ def proposal() -> str:
 @configured
 def serve(
     context: typer.Context,
+    models: list[str],
     engine: EngineOptions,
     server: ServerOptions,
     profile: Annotated[
@@ -103,11 +105,22 @@ def serve(
         bool, typer.Option("--dry-run", help="Print what would be served, and stop.")
     ] = False,
 ) -> None:
-    """Serve a model over HTTP, OpenAI-compatible. MODEL is downloaded if it is not on disk.
+    """Serve models over HTTP, OpenAI-compatible. A MODEL is downloaded if it is not on disk.
 
-    A speech model (whisper-base) serves /v1/audio and sessions at /v1/realtime.
+    Requests choose one of several by name. Each may have options of its own:
+    MODEL:kv=2GiB,name=ALIAS,weight=2. A speech model (whisper-base) serves /v1/audio and sessions
+    at /v1/realtime, alone.
     """
-    speech = hears(engine.model, cache_dir=engine.cache_dir, offline=engine.offline)
+    chosen = read_models(models, engine)
+    engine = chosen[0].options
+    found = [
+        one.options.model
+        for one in chosen
+        if hears(one.options.model, cache_dir=engine.cache_dir, offline=engine.offline)
+    ]
+    speech = bool(found)
+    if len(chosen) > 1 or chosen[0].names:
+        _check_several(chosen, found, server, profile)
     admitted = None
     if profile is not None:
         from ..factory.admit import admit, certified  # Local: other runs do without its imports.
@@ -116,10 +129,14 @@ def serve(
         engine = admitted.options
     if engine.context_cache == "auto" and not speech:
         engine = replace(engine, context_cache=served_size(engine))
+        chosen = [
+            replace(one, options=replace(one.options, context_cache=engine.context_cache))
+            for one in chosen
+        ]
     if dry_run:
         from .explain import show  # Local: the other run does without its imports.
 
-        show(engine, server)
+        show([replace(chosen[0], options=engine), *chosen[1:]], server)
         return
     configure_logs(server.log_level, server.log_format)
     if engine.launcher == "env":
@@ -128,6 +145,8 @@ def serve(
         if followed(engine):
             return
     start: StartEngine = partial(hearing if speech else started, engine)
+    if len(chosen) > 1 or chosen[0].names or (server.operator_port is not None and not speech):
+        start = partial(several, chosen)
     if admitted is not None:
         start = partial(certified, partial(started, engine), admitted)
         server.served_name = server.served_name or admitted.profile.body.model.name
@@ -142,6 +161,23 @@ def serve(
         ).run()
 
     raise typer.Exit(keep(run, import_routes))
+
+
+def _check_several(
+    chosen: list[ModelChoice], hearing: list[str], server: ServerOptions, profile: str | None
+) -> None:
+    """Raise `OptionError` for what a server of models with names of their own cannot have."""
+    if hearing:
+        raise OptionError(
+            f"{hearing[0]} hears, and a speech model is served alone so far", param="model"
+        )
+    if profile is not None:
+        raise OptionError("a profile is of one model, and served alone", param="profile")
+    if server.served_name is not None:
+        raise OptionError(
+            "served_name is of one model; give each its names, as in MODEL:name=ALIAS",
+            param="served_name",
+        )
 
 
 def announce(line: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from ..base.config import EngineOptions
+from ..base.several import ModelChoice
 from ..engine.clients.async_engine import AsyncEngine
+from ..engine.clients.group import EngineGroup
 from .progress import DownloadBars
 
 
@@ -18,6 +20,12 @@ async def started(options: EngineOptions, *, quiet: bool = False) -> AsyncEngine
     with DownloadBars(sys.stderr, enabled=not quiet) as bars:
         # A cancelled start leaves the block: the bars then end the download, which is in a thread.
         return await AsyncEngine.start(options, progress=bars)
+
+
+async def several(chosen: Sequence[ModelChoice]) -> EngineGroup:
+    """Start several models, like `started`."""
+    with DownloadBars(sys.stderr) as bars:
+        return await EngineGroup.start(chosen, progress=bars)
 
 
 async def hearing(options: EngineOptions) -> Any:

@@ -113,11 +113,24 @@ class Failed(_Message):
 # API process → engine process.
 
 
+class WireModel(msgspec.Struct, array_like=True):
+    """One of several models of a server."""
+
+    number: int
+    """Its name in these messages; 0: the first, whose messages come bare."""
+    options: EngineOptions
+    files: WireFiles
+    weight: float = 1.0
+
+
 class Configure(_Message):
     options: EngineOptions
     files: WireFiles
     flight: str
     """Path of the flight recorder's file."""
+    weight: float = 1.0
+    beside: list[WireModel] = []
+    """Further models, in the order in which they are loaded."""
 
 
 class Submit(_Message):
@@ -163,6 +176,25 @@ class Inspect(_Message):
     """A question for a `Report`: whether everything is given back when nothing is served."""
 
 
+class LoadModel(_Message):
+    """A model to load beside those that are served; answered by `ModelDone`."""
+
+    model: WireModel
+
+
+class UnloadModel(_Message):
+    """A model without requests, to unload; answered by `ModelDone`."""
+
+    number: int
+
+
+class ToModel(_Message):
+    """A message about another model than the first."""
+
+    number: int
+    message: Submit | Abort | AbortChoice | LoadAdapter | UnloadAdapter | Inspect
+
+
 class Stop(_Message):
     pass
 
@@ -181,6 +213,8 @@ class Ready(Started):
     facts: dict[str, float]
     features: list[str]
     identity: Identity
+    beside: dict[int, Ready] = {}
+    """Messages of the other models, by number."""
 
 
 class News(_Message):
@@ -238,6 +272,24 @@ class Report(_Message):
     """The error that `check_integrity` found; empty if none."""
 
 
+class ModelDone(_Message):
+    """A model is loaded, and `ready`, or unloaded; or it is not, for the `error`."""
+
+    number: int
+    ready: Ready | None = None
+    error: WireError | None = None
+
+
+ModelNews = News | PrefixNews | Refused | AdapterDone | Report
+
+
+class OfModel(_Message):
+    """A message of another model than the first."""
+
+    number: int
+    message: ModelNews
+
+
 ToEngine = (
     Configure
     | Submit
@@ -247,6 +299,9 @@ ToEngine = (
     | UnloadAdapter
     | Operate
     | Inspect
+    | LoadModel
+    | UnloadModel
+    | ToModel
     | Stop
 )
 FromEngine = (
@@ -263,6 +318,8 @@ FromEngine = (
     | Report
     | AdapterDone
     | Operated
+    | ModelDone
+    | OfModel
 )
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..base.errors import EngineDead, HeadraceError, Overloaded
+from ..base.errors import EngineDead, HeadraceError
 from ..base.hardware import torch_build
 from ..dist.channel import Channel
 from ..obs.flight import FlightRecorder
@@ -24,14 +24,13 @@ from ..obs.threads import THREADS
 from . import messages
 from .aside import come_back
 from .entered import enter
-from .loop.core import EngineCore
-from .messages import WireError
+from .loop.lane import Planner
+from .messages import WireError, WireFiles
 from .preload import give_back, preload_torch
 
 if TYPE_CHECKING:
-    from ..kv.holdings import Holdings
-    from .loop.controls import Controls
-    from .loop.lending import Lender
+    from ..base.modelfiles import ModelFiles
+    from .loop.several import Models
 
 BEAT_SECONDS = 0.5
 """Time between two signs of life when there is nothing to do, or nothing that can run now."""
@@ -51,8 +50,7 @@ def run(channel: Channel, arguments: Namespace, leave: ExitStack) -> None:
     # Local: the imports below take longer than saying hello, and the parent opens the files of the
     # model meanwhile.
     from ..loader.gguf_model import gguf_of
-    from .loop.build import build
-    from .loop.controls import Controls
+    from .loop.several import Models
 
     channel.send(messages.Phase("import_engine", time.monotonic() - begin))
     if import_torch:
@@ -65,111 +63,125 @@ def run(channel: Channel, arguments: Namespace, leave: ExitStack) -> None:
         return
     flight = FlightRecorder(Path(configure.flight))
     leave.callback(flight.close)
-    files = configure.files.open()
-    if files.format == "gguf":
-        begin = time.monotonic()
-        files = replace(files, opened=gguf_of(files))  # Its header is wanted more than once.
-        channel.send(messages.Phase("read_header", time.monotonic() - begin))
-    built = build(
-        configure.options,
-        files,
-        worker=arguments.worker,
-        flight=flight,
-        on_phase=lambda name, seconds: channel.send(messages.Phase(name, seconds)),
-    )
-    leave.callback(built.close)
+
+    def phase(name: str, seconds: float) -> None:
+        channel.send(messages.Phase(name, seconds))
+
+    def opened(wire: WireFiles) -> ModelFiles:
+        files = wire.open()
+        if files.format == "gguf":
+            begin = time.monotonic()
+            files = replace(files, opened=gguf_of(files))  # Its header is wanted more than once.
+            phase("read_header", time.monotonic() - begin)
+        return files
+
+    models = Models.start(configure, opened, worker=arguments.worker, flight=flight, on_phase=phase)
+    leave.callback(models.close)
     gc.freeze()
     gc.enable()
     give_back()
     come_back()
-    facts = {
-        "weight_bytes": float(built.facts.weight_bytes),
-        "kv_bytes": float(built.memory.kv_bytes),
-        "kv_tokens": float(built.memory.kv_tokens),
-    }
-    channel.send(
-        messages.Ready(
-            built.core.max_context,
-            built.memory.rows,
-            built.decisions,
-            facts,
-            list(built.facts.features),
-            built.identity,
-        )
-    )
-    built.core.announce = lambda seconds: channel.send(messages.Busy(seconds))
-    serve(channel, built.core, Controls(built, files), built.holdings, built.lender)
+    channel.send(models.ready())
+    models.core.announce = lambda seconds: channel.send(messages.Busy(seconds))
+    serve(channel, models, opened)
 
 
-def serve(
-    channel: Channel,
-    core: EngineCore,
-    operator: Controls,
-    holdings: Holdings | None = None,
-    lender: Lender | None = None,
-) -> None:
-    """Repeat accept → turn → emit, until `Stop` comes."""
+def serve(channel: Channel, models: Models, opened: Callable[[WireFiles], ModelFiles]) -> None:
+    """Repeat accept → turn → emit, until `Stop` comes. `opened`: opens the files of a message."""
+    core = models.core
     bell = core.executor.wake
     channel.watch(bell.fileno())
+    lender = models.lender
     while True:
-        waits = core.stalled or not core.has_work
+        waits = (core.stalled or not core.has_work) and not models.busy
         arrived = channel.receive(BEAT_SECONDS if waits else 0.0)
         if waits:
             bell.clear()
         for message in arrived:
             if isinstance(message, messages.Stop):
                 return
-            if isinstance(message, messages.Operate):
-                channel.send(operator.perform(message))
-            elif isinstance(message, messages.Submit) and operator.asleep:
-                # The scheduler still has the blocks of the pool that was given back.
-                refusal = Overloaded("the engine sleeps", retry_after=messages.ASLEEP_RETRY)
-                channel.send(messages.Refused(message.request.id, WireError.of(refusal)))
-            else:
-                accept(channel, core, message)
+            accept(channel, models, message, opened)
+        for done in models.turn():
+            channel.send(done)
         if (changed := THREADS.news()) is not None:
             channel.send(messages.ThreadNews(*changed))
-        _tell(channel, holdings)  # An operator may have emptied the cache.
-        if lender is not None and lender.turn(core, asleep=operator.asleep) and not core.has_work:
+        _tell(channel, models)  # An operator may have emptied the cache.
+        asleep = models.controls[0].asleep if lender is not None else False
+        if lender is not None and lender.turn(core, asleep=asleep) and not core.has_work:
             channel.send(messages.News([], core.stats))
         if not arrived and not core.has_work:
-            operator.tidy()
+            models.tidy()
             channel.send(messages.Beat(core.stats.step))
             continue
-        deltas = core.turn()
-        if lender is not None:
-            deltas = lender.take(deltas)
-        if not core.stalled:
-            channel.send(messages.News(deltas, core.stats))
-            _tell(channel, holdings)
-        elif not arrived:
+        told = core.step()
+        if core.stalled:
+            if not arrived:
+                channel.send(messages.Beat(core.stats.step))
+            continue
+        for model, lane, deltas in told:
+            if lender is not None:
+                deltas = lender.take(deltas)
+            _say(channel, model, messages.News(deltas, lane.stats))
+        if not told:
             channel.send(messages.Beat(core.stats.step))
+        _tell(channel, models)
 
 
-def _tell(channel: Channel, holdings: Holdings | None) -> None:
-    """Report the changes of the prefix cache."""
-    if holdings is not None and (news := holdings.take()) is not None:
-        channel.send(messages.PrefixNews(*news))
+def _say(channel: Channel, model: int, message: messages.ModelNews) -> None:
+    """Send a message of a model: those of the first come bare."""
+    channel.send(messages.OfModel(model, message) if model else message)
 
 
-def accept(channel: Channel, core: EngineCore, message: object) -> None:
-    """Take one message of the API process. A request that cannot be accepted is refused by id."""
+def _tell(channel: Channel, models: Models) -> None:
+    """Report the changes of the prefix caches."""
+    for model, built in models.built.items():
+        if (news := built.holdings.take()) is not None:
+            _say(channel, model, messages.PrefixNews(*news))
+
+
+def accept(
+    channel: Channel,
+    models: Models,
+    message: object,
+    opened: Callable[[WireFiles], ModelFiles],
+) -> None:
+    """Take one message of the API process."""
+    match message:
+        case messages.LoadModel(model):
+            if (done := models.load(model, opened(model.files))) is not None:
+                channel.send(done)
+        case messages.UnloadModel(number):
+            channel.send(models.unload(number))
+        case messages.ToModel(model, inner):
+            _accept(channel, models, model, inner)
+        case messages.Operate():
+            channel.send(models.operate(message))
+        case _:
+            _accept(channel, models, 0, message)
+
+
+def _accept(channel: Channel, models: Models, model: int, message: object) -> None:
+    """Take a message about a model. A request that cannot be accepted is refused by id."""
+    core = models.core
     match message:
         case messages.Submit(request):
             try:
-                core.add(request)
+                models.check_awake(model)
+                core.add(request, model)
             except HeadraceError as error:
-                channel.send(messages.Refused(request.id, WireError.of(error)))
+                _say(channel, model, messages.Refused(request.id, WireError.of(error)))
         case messages.Abort(request_id):
-            core.abort(request_id)
+            core.abort(request_id, model)
         case messages.AbortChoice(request_id, choice):
-            core.abort_choice(request_id, choice)
+            core.abort_choice(request_id, choice, model)
         case messages.LoadAdapter(name, path):
-            channel.send(_about_adapter(name, lambda: core.load_adapter(name, path)))
+            lane = core.lanes[model]
+            _say(channel, model, _about_adapter(name, lambda: lane.load_adapter(name, path)))
         case messages.UnloadAdapter(name):
-            channel.send(_about_adapter(name, lambda: core.unload_adapter(name)))
+            lane = core.lanes[model]
+            _say(channel, model, _about_adapter(name, lambda: lane.unload_adapter(name)))
         case messages.Inspect():
-            channel.send(inspect(core))
+            _say(channel, model, inspect(core.lanes[model].scheduler))
 
 
 def _about_adapter(name: str, work: Callable[[], None]) -> messages.AdapterDone:
@@ -182,11 +194,11 @@ def _about_adapter(name: str, work: Callable[[], None]) -> messages.AdapterDone:
     return messages.AdapterDone(name)
 
 
-def inspect(core: EngineCore) -> messages.Report:
-    """Report the state of the control plane after a close check."""
-    stats, wrong = core.scheduler.stats(), ""
+def inspect(scheduler: Planner) -> messages.Report:
+    """Report the state of a model's control plane after a close check."""
+    stats, wrong = scheduler.stats(), ""
     try:
-        core.scheduler.check_integrity()
+        scheduler.check_integrity()
     except AssertionError as broken:
         wrong = str(broken) or "check_integrity failed"
     return messages.Report(stats.running, stats.waiting, stats.kv_usage, wrong)

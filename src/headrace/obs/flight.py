@@ -30,7 +30,7 @@ _HEADER = struct.Struct("<I")
 _encode = msgspec.json.Encoder().encode
 
 
-class _Step(msgspec.Struct):
+class _Step(msgspec.Struct, omit_defaults=True):
     """Common fields of every record. Structs, not dictionaries: two are written in every step."""
 
     step: int
@@ -52,6 +52,7 @@ class _Submitted(_Step):
     copies: int
     running: int
     waiting: int
+    model: int = 0
 
 
 class _Finished(_Step):
@@ -66,12 +67,14 @@ class _Finished(_Step):
     running: int
     waiting: int
     preemptions: int
+    model: int = 0
 
 
 class _Short(_Step):
     """Replacement of a record that was too long."""
 
     error: str
+    model: int = 0
 
 
 class FlightRecorder:
@@ -86,8 +89,14 @@ class FlightRecorder:
         length = records * RECORD_BYTES
         ring = None if path is None else _mapped(path, length)
         self._ring = mmap.mmap(-1, length) if ring is None else ring
+        self._several = False
+        """Whether steps of another model than the first were written."""
+        self._steps = 0
+        self._places: dict[tuple[int, int], int] = {}
+        """Places in the ring of steps in flight, by model and number."""
 
-    def submitted(self, plan: StepPlan, running: int, waiting: int) -> None:
+    def submitted(self, plan: StepPlan, running: int, waiting: int, model: int = 0) -> None:
+        """Write that a step begins. `model`: its number, in a server of several."""
         admitted = [
             [entry.row, entry.sequence_id, len(entry.tokens)] for entry in plan.admitted[:_SHOWN]
         ]
@@ -108,10 +117,13 @@ class FlightRecorder:
                 len(plan.copies),
                 running,
                 waiting,
-            )
+            ),
+            model,
         )
 
-    def finished(self, plan: StepPlan, result: StepResult, stats: StepStats) -> None:
+    def finished(
+        self, plan: StepPlan, result: StepResult, stats: StepStats, model: int = 0
+    ) -> None:
         error = result.error
         verified: list[list[int | str]] = [
             [plan.rows[entry], one.drafter, one.tried, one.accepted]
@@ -135,20 +147,35 @@ class FlightRecorder:
                 stats.running,
                 stats.waiting,
                 stats.preemptions,
-            )
+            ),
+            model,
         )
 
-    def _write(self, record: _Submitted | _Finished) -> None:
+    def _write(self, record: _Submitted | _Finished, model: int) -> None:
+        place = record.step
+        if model or self._several:
+            place = self._place(record, model)
         data = _encode(record)
         if len(data) > RECORD_BYTES - _HEADER.size:
             # One character may take six bytes in JSON.
             error = (record.error or "")[:200] if isinstance(record, _Finished) else ""
             of_step = record.step, record.at, record.state, record.entries
-            data = _encode(_Short(*of_step, record.tokens, record.drafts, error))
-        at = record.step % self._size * RECORD_BYTES
+            data = _encode(_Short(*of_step, record.tokens, record.drafts, error, model))
+        at = place % self._size * RECORD_BYTES
         self._ring[at : at + _HEADER.size] = _HEADER.pack(0)  # A torn record reads as empty.
         self._ring[at + _HEADER.size : at + _HEADER.size + len(data)] = data
         self._ring[at : at + _HEADER.size] = _HEADER.pack(len(data))
+
+    def _place(self, record: _Submitted | _Finished, model: int) -> int:
+        """Return the place of a step in the ring. Models count their steps apart."""
+        if not self._several:
+            self._several, self._steps = True, record.step
+        record.model, key = model, (model, record.step)
+        if not isinstance(record, _Submitted):
+            return self._places.pop(key, self._steps if model else record.step)
+        self._steps += 1
+        self._places[key] = self._steps
+        return self._steps
 
     def read(self) -> list[dict[str, Any]]:
         """Return the steps in the ring, oldest first."""
@@ -191,7 +218,9 @@ def _parse(data: bytes) -> list[dict[str, Any]]:
                 records.append(any_json(data[start : start + length]))
             except Undecodable:
                 continue
-    return sorted(records, key=lambda record: record["step"])
+    # Models count their steps apart.
+    order = "at" if any("model" in record for record in records) else "step"
+    return sorted(records, key=lambda record: record[order])
 
 
 _KEPT_DUMPS = 20

@@ -75,6 +75,8 @@ class MemoryPlan:
     decisions: tuple[Decision, ...]
     encoding_bytes: int = 0
     """Bytes of encodings of inputs that are not text, and of the largest one's computation."""
+    beside_bytes: int = 0
+    """Bytes of the plans of the server's other models."""
 
     @property
     def kv_tokens(self) -> int:
@@ -99,8 +101,14 @@ class MemoryPlan:
             ("graphs", self.graph_bytes),
             ("processes", self.process_bytes),
             *([("encodings", self.encoding_bytes)] if self.encoding_bytes else []),
+            *([("other models", self.beside_bytes)] if self.beside_bytes else []),
             ("margin", self.margin_bytes),
         ]
+
+    @property
+    def taken(self) -> int:
+        """Bytes that this model takes."""
+        return self.available - self.margin_bytes - self.beside_bytes
 
     def verify(self) -> None:
         """Assert the invariants of a plan."""

@@ -62,6 +62,13 @@ class StepRoom:
 
     units: int
     least: int
+    shared: int | None = None
+    """Most units while other models wait for the device; None: none do."""
+
+    @property
+    def now(self) -> int:
+        """Most units of the next step."""
+        return self.units if self.shared is None else min(self.units, self.shared)
 
     @classmethod
     def of(cls, limits: Limits, *, keeps: bool) -> StepRoom:

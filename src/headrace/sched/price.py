@@ -279,6 +279,19 @@ def _lengths(chosen: Sequence[tuple[int, int, int]], survivals: Sequence[bytes])
     return lengths
 
 
+def tokens_that_fit(prices: StepPrices, decodes: int, seconds: float) -> int:
+    """Return the most tokens of prompts, at least `FEWEST`, that fit next to `decodes` into a step
+    of `seconds`."""
+    low, high = FEWEST, MOST_TOKENS
+    while low < high:
+        middle = (low + high + 1) // 2
+        if prices.seconds(decodes + middle) <= seconds:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 STEP_SECONDS, ALONE_SECONDS = 0.05, 0.25
 """Seconds of a step that computes slices of another part: while text is decoded, whose readers wait
 for the step, and without any, when only new requests wait."""
@@ -298,14 +311,7 @@ class MixedPrices:
         """Return the most tokens of prompts that fit into half of a step next to `decodes`."""
         if not decodes:
             return ALL_TOKENS
-        low, high = FEWEST, MOST_TOKENS
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._text.seconds(decodes + middle) <= STEP_SECONDS / 2:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return tokens_that_fit(self._text, decodes, STEP_SECONDS / 2)
 
     def slices_that_fit(self, units: int, left: int, tokens: int, decodes: int) -> int:
         """Return the number of slices, at least 1 and at most `left`, of an input of `units` that

@@ -335,7 +335,7 @@ class Scheduler:
         if self.limits.stages > 1:
             needy = [s for s in needy if not s.in_flight]
         needy.extend(prefilling.values())
-        budget = min(room, self.room.units - len(decoding))
+        budget = min(room, self.room.now - len(decoding))
         self._held = None
         latest = self._step - 1 if self._flights else None
         needy.sort(key=lambda s: s.rank)
@@ -421,14 +421,17 @@ class Scheduler:
     def _admit(self, plan: StepPlan, entries: list[Work], room: int) -> None:
         """Give rows to waiting work, in order of rank, and place its first chunks."""
         roster = self._roster
-        budget = min(room, self.room.units - plan.tokens)
+        budget = min(room, self.room.now - plan.tokens)
         now = self._clock()
         unprepared: list[Work] = []
         while budget > 0 and not roster.full and len(unprepared) < LOOK_AHEAD:
             work = roster.waiting.peek()
             if work is None or roster.still_blocked(work):
                 break
-            if min(work.atom, work.known) > budget or (self._held and work.rank > self._held):
+            atom = min(work.atom, work.known)
+            if self.room.shared is not None and not plan.rows:
+                budget = max(budget, min(atom, self.room.units))  # It has a step for itself.
+            if atom > budget or (self._held and work.rank > self._held):
                 break
             prepared = roster.prepare(work)
             count = roster.enter(work, budget) if prepared else 0

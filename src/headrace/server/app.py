@@ -59,6 +59,7 @@ from .routes.operate import router as operate
 from .routes.pooling import router as pooling
 from .routes.prefixes import router as prefixes
 from .routes.rerank import router as rerank
+from .routes.residents import router as residents
 from .routes.responses.route import router as responses
 from .routes.responses.serve import Responses
 from .routes.stats.route import router as stats
@@ -81,7 +82,17 @@ ROUTERS = (
     batches, health, metrics, version, nim, kserve, invocations, ollama, llamacpp, vllm, pooling,
     stats, prefixes, adapters, page, docs,
 )  # fmt: skip
-OPERATOR_ROUTERS = (operate, control, adapters, health, metrics, version, stats, prefixes)
+OPERATOR_ROUTERS = (
+    operate,
+    residents,
+    control,
+    adapters,
+    health,
+    metrics,
+    version,
+    stats,
+    prefixes,
+)
 
 
 class Application(FastAPI):

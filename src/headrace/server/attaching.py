@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..engine.clients.group import EngineGroup
 from ..speech.finding import listens
+from .residents import Residents
 from .service import Service, writes
 
 if TYPE_CHECKING:
@@ -12,17 +15,30 @@ if TYPE_CHECKING:
     from ..engine.hearing.engine import HearingEngine
 
 
-def attach(service: Service, engine: ServingEngine | HearingEngine) -> None:
-    """Attach the ready engine: from now on requests are served.
+def attach(service: Service, engine: ServingEngine | HearingEngine | EngineGroup) -> None:
+    """Attach the ready engine, or several models': from now on requests are served."""
+    if isinstance(engine, EngineGroup):
+        for number, member in engine.members.items():
+            one = service
+            if number:
+                one = service.beside()
+                service.models.append(one)
+            attach_text(one, member, engine.chosen[number].names)
+        service.residents = Residents(service, engine, attach_text)
+    elif writes(engine):
+        attach_text(service, engine)
+    else:
+        from .hearing.ears import HearingRoutes  # Local: text does without its imports.
+
+        service.hear_with(HearingRoutes(service, engine))
+
+
+def attach_text(service: Service, engine: ServingEngine, names: Sequence[str] = ()) -> None:
+    """Attach a text engine under these names (see `Service.open`), with what it can do besides.
 
     Imports are local: a server of a text model does without the dependencies of the others.
     """
-    if not writes(engine):
-        from .hearing.ears import HearingRoutes
-
-        service.hear_with(HearingRoutes(service, engine))
-        return
-    service.open(engine)
+    service.open(engine, names)
     if (engine.files.path / "speech.json").is_file():
         from .speaking import SpeakingRoutes
 

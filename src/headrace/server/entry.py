@@ -20,13 +20,18 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 async def entered(request: Request, model: type[Model]) -> tuple[Service, Model]:
-    """Return the service and the parsed body, with the request in work (`Service.enter`).
+    """Return the service of the model that the body names (`Service.choose`), and the parsed body,
+    with the request in work (`Service.enter`).
 
     Raises the errors of `Service.check_open`, `body.read_model` and `Service.enter`.
     """
     service, body = await entered_raw(request)
     # Parsing runs Python code per message of a conversation, so it runs off the event loop.
-    return service, await service.hands.beside(parse, body, model)
+    parsed = await service.hands.beside(parse, body, model)
+    named = getattr(parsed, "model", None) or getattr(parsed, "name", None)
+    if named and service.residents is not None:
+        await service.residents.wanted(named)
+    return service.choose(named), parsed
 
 
 async def entered_raw(request: Request) -> tuple[Service, bytearray]:

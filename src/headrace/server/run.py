@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from ..base.config import ServerOptions
 from ..base.errors import OptionError
@@ -29,6 +29,7 @@ from ..obs.collector import collect_when_idle
 
 if TYPE_CHECKING:
     from ..engine.clients.face import ServingEngine
+    from ..engine.clients.group import EngineGroup
     from ..engine.hearing.engine import HearingEngine
     from .accounts import Accounts
     from .app import Application
@@ -66,7 +67,8 @@ BREATH_SECONDS = 0.001
 LAST_WORDS = 2.0
 """Seconds in which aborted requests may still send their error."""
 
-StartEngine = Callable[[], Awaitable["ServingEngine | HearingEngine"]]
+Engine = Union["ServingEngine", "HearingEngine", "EngineGroup"]
+StartEngine = Callable[[], Awaitable[Engine]]
 Announce = Callable[[str], None]
 
 
@@ -167,9 +169,7 @@ class ServerProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        starting: asyncio.Future[ServingEngine | HearingEngine] = asyncio.ensure_future(
-            self._start_engine()
-        )
+        starting: asyncio.Future[Engine] = asyncio.ensure_future(self._start_engine())
         try:
             # The engine's process starts while this one imports the routes. They are imported in
             # parts, because the event loop must answer as soon as the engine asks what to load. If
@@ -224,7 +224,7 @@ class ServerProcess:
         if app.state.accounts is not None:
             habits.append(keep("keys", app.state.accounts.watch))
         service.loop.start()
-        engine: ServingEngine | HearingEngine | None = None
+        engine: Engine | None = None
         try:
             engine = await self._engine(starting, http)
             if engine is not None:
@@ -236,6 +236,8 @@ class ServerProcess:
                     app.state.batches.start()
                 if not self._hears:
                     habits.append(keep("pins", app.state.pins.keep))
+                if service.residents is not None:
+                    habits.append(keep("models", service.residents.watch))
                 # Objects made during the start stay: scanning them would take 50 ms each time.
                 gc.freeze()
                 service.loop.longest = 0.0  # The start itself delays no client.
@@ -271,8 +273,8 @@ class ServerProcess:
         return 128 + signal.SIGINT if self._signal == signal.SIGINT else 0
 
     async def _engine(
-        self, starting: asyncio.Future[ServingEngine | HearingEngine], http: asyncio.Future[Any]
-    ) -> ServingEngine | HearingEngine | None:
+        self, starting: asyncio.Future[Engine], http: asyncio.Future[Any]
+    ) -> Engine | None:
         """Return the started engine, or None if a signal came first."""
         stop: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         try:
@@ -328,9 +330,7 @@ class ServerProcess:
         if accounts is not None:
             await app.state.store.save_ledger(accounts.totals())
 
-    def _ready(
-        self, sockets: list[socket.socket], engine: ServingEngine | HearingEngine, seconds: float
-    ) -> None:
+    def _ready(self, sockets: list[socket.socket], engine: Engine, seconds: float) -> None:
         scheme = "https" if self._options.tls_cert else "http"
         addresses = [f"{scheme}://{_address(listener)}" for listener in sockets]
         phases = " · ".join(f"{name} {took:.2f}" for name, took in engine.phases.items())
@@ -338,6 +338,8 @@ class ServerProcess:
         for address in addresses[1:]:
             self._announce(f"operator: {address}")
         self._announce(f"ready: {name} on {addresses[0]} after {seconds:.2f} s ({phases})")
+        for line in getattr(engine, "shares", ()):
+            self._announce(line)
         self._announce(f"try: {_example(addresses[0], engine, self._options)}")
         if self._served is not None:
             self._announce(f"profile: {self._served}")
@@ -354,7 +356,7 @@ def import_routes() -> None:
     loop_factory()
 
 
-async def _given_up(starting: asyncio.Future[ServingEngine | HearingEngine]) -> None:
+async def _given_up(starting: asyncio.Future[Engine]) -> None:
     """Cancel a start that is no longer wanted; close the engine if it has started."""
     starting.cancel()
     await asyncio.wait({starting})
@@ -362,7 +364,7 @@ async def _given_up(starting: asyncio.Future[ServingEngine | HearingEngine]) -> 
         await starting.result().close(0.0)
 
 
-def _example(address: str, engine: ServingEngine | HearingEngine, options: ServerOptions) -> str:
+def _example(address: str, engine: Engine, options: ServerOptions) -> str:
     """Return a shell command that gets an answer from this model."""
     curl = "curl"
     if options.tls_cert:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, MutableMapping, Sequence
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -65,16 +66,42 @@ class Voices(Protocol):
     async def speak(self, request: Request, body: SpeechBody) -> Response: ...
 
 
+class Resting(Protocol):
+    """Models that come and go: `residents.Residents`."""
+
+    resting: list[Service]
+
+    async def load(self, word: str) -> Service: ...
+    async def unload(self, name: str, *, rest: bool = False) -> None: ...
+    async def wanted(self, name: str) -> None: ...
+    def keep(self, service: Service, seconds: float) -> None: ...
+    def expires_in(self, service: Service) -> float: ...
+    async def watch(self) -> None: ...
+
+
+class Entrance:
+    """The entrance of a server, common to its models."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.in_work = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.residents: Resting | None = None
+
+
 class Service:
     """One served model and its HTTP state. Made before the engine is ready;
-    `attaching.attach` opens it."""
+    `attaching.attach` opens it. Services of several models (`beside`) share the state of the
+    server."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
         self.started = time.time()
-        self.draining = False
-        self.in_work = 0
-        """Requests that hold, or wait for, the engine."""
+        self._door = Entrance()
+        self.models = [self]
+        """Services of all models of the server; the first one gets requests without a name."""
+        self._names: list[str] = []
         self.keep_alive = KEEP_ALIVE
         self.tasks = TaskWatch()
         """Background tasks of the server."""
@@ -84,8 +111,6 @@ class Service:
         self.decoders = Decoders()
         self.bodies = BodiesInFlight()
         self._long_text = asyncio.Semaphore(1)
-        self._idle = asyncio.Event()
-        self._idle.set()
         self.spans = Spans(options.otlp_endpoint) if options.otlp_endpoint else None
         """Writer of traces; None: they are off and cost nothing."""
         self.served_profile: ServedProfile | None = None
@@ -100,9 +125,18 @@ class Service:
         self._speeches: dict[str | None, Speech] = {}
         """Answer formats by the template that wrote the prompt."""
 
-    def open(self, engine: ServingEngine) -> None:
-        """Serve text with the ready engine."""
+    def beside(self) -> Service:
+        """Return the service of one model more, to be opened and put among `models`."""
+        other = copy(self)
+        other._engine = other._ears = other._voices = other.sounds = None
+        other._names = []
+        return other
+
+    def open(self, engine: ServingEngine, names: Sequence[str] = ()) -> None:
+        """Serve text with the ready engine, under these names; none: those of the options, or its
+        own."""
         self._engine = engine
+        self._names = list(names)
         self._defaults = default_sampling(engine.files)
         self._speech = Speech.of(engine, engine.files.chat_template)
         self._speeches = {one: Speech.of(engine, one) for one in engine.files.used_templates}
@@ -168,6 +202,38 @@ class Service:
         return self._voices
 
     @property
+    def draining(self) -> bool:
+        """Whether new work is refused, for the server ends."""
+        return self._door.draining
+
+    @draining.setter
+    def draining(self, draining: bool) -> None:
+        self._door.draining = draining
+
+    @property
+    def residents(self) -> Resting | None:
+        """Loader of further models; None: this server has the one that it was started with."""
+        return self._door.residents
+
+    @residents.setter
+    def residents(self, residents: Resting | None) -> None:
+        self._door.residents = residents
+
+    @property
+    def drain_seconds(self) -> float:
+        """Seconds that requests have to end."""
+        return self.options.drain_seconds
+
+    @property
+    def in_work(self) -> int:
+        """Requests that hold, or wait for, an engine."""
+        return self._door.in_work
+
+    @in_work.setter
+    def in_work(self, in_work: int) -> None:
+        self._door.in_work = in_work
+
+    @property
     def loaded(self) -> bool:
         return self._engine is not None or self._ears is not None
 
@@ -179,7 +245,23 @@ class Service:
     @property
     def names(self) -> list[str]:
         """Names under which the model is served."""
-        return self.options.served_names or [self.served.model_name]
+        return self._names or self.options.served_names or [self.served.model_name]
+
+    @property
+    def all_names(self) -> list[str]:
+        """Names of all models of the server, of those at rest too."""
+        resting = [] if self.residents is None else self.residents.resting
+        return [name for one in (*self.models, *resting) for name in one.names]
+
+    def choose(self, name: str | None) -> Service:
+        """Return the service of the model, or of the model with the adapter, of this name. Without
+        a name it is this one, and for an unknown one too: `check_model` refuses that."""
+        if name and len(self.models) > 1:
+            for spelt in (name, name.removesuffix(":latest")):
+                for one in self.models:
+                    if spelt in one.names or one.adapter(spelt):
+                        return one
+        return self
 
     @property
     def fingerprint(self) -> str:
@@ -240,14 +322,14 @@ class Service:
 
     def check_new_name(self, name: str) -> None:
         """Raise `InvalidRequest` if a new adapter would have the model's name."""
-        if name in self.names:
-            raise InvalidRequest(f"the name {name[:200]!r} is the model's", param="lora_name")
+        if name in self.all_names:
+            raise InvalidRequest(f"the name {name[:200]!r} is a model's", param="lora_name")
 
     def check_model(self, name: str | None, *, adapters: bool = False) -> None:
         """Raise `ModelNotFound` unless `name` is absent or the served model's, or with `adapters`
         an adapter's."""
         if name and name not in self.names and not (adapters and self.adapter(name)):
-            served = ", ".join(map(repr, self.names))
+            served = ", ".join(map(repr, self.all_names))
             raise ModelNotFound(
                 f"the model {name[:200]!r} is not served here; this server has {served}",
                 param="model",
@@ -308,7 +390,7 @@ class Service:
         if account is not None:
             account.enter()
         self.in_work += 1
-        self._idle.clear()
+        self._door.idle.clear()
         scope["headrace.entered"] = True
 
     def leave(self, scope: MutableMapping[str, Any]) -> None:
@@ -320,17 +402,20 @@ class Service:
                 account.leave(scope.get("headrace.usage"))
             self.in_work -= 1
             if not self.in_work:
-                self._idle.set()
+                self._door.idle.set()
 
     def abort(self, name: str) -> bool:
         """Abort the requests whose answers carry this id; return False if none is in work."""
-        in_work: list[tuple[str, Any]] = getattr(self.served, "in_work", list)()
-        ids = [each for each, _ in in_work if name in (each, named(each))]
-        return sum(self.served.abort(each) for each in ids or [name]) > 0
+        aborted = 0
+        for one in self.models:
+            in_work: list[tuple[str, Any]] = getattr(one.served, "in_work", list)()
+            ids = [each for each, _ in in_work if name in (each, named(each))]
+            aborted += sum(one.served.abort(each) for each in ids or [name])
+        return aborted > 0
 
     async def idle(self) -> None:
         """Wait until no request is in work."""
-        await self._idle.wait()
+        await self._door.idle.wait()
 
     async def encode(
         self,

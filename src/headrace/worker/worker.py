@@ -77,12 +77,15 @@ class Worker:
         shelf: PanelShelf | None = None,
         memory: DeviceMemory | None = None,
         speculation: speculate.Speculation | None = None,
+        beside: Worker | None = None,
     ) -> None:
         """Load the model. `grammar_tokenizer` makes the `llguidance.LLTokenizer`, in a thread, when
         the first grammar comes; without it there are no grammars.
 
         `shelf` keeps repacked weights. `memory` is asked in place of the device's own.
-        `speculation` makes the drafters of each sequence; it survives a second `allocate`.
+        `speculation` makes the drafters of each sequence; it survives a second `allocate`. `beside`
+        is the worker of another model in this process, never computing at the same time: its
+        threads serve this one too.
         """
         self._grammars = None if grammar_tokenizer is None else GrammarCompiler(grammar_tokenizer)
         self._masks: GrammarMasks | None = None
@@ -106,8 +109,15 @@ class Worker:
             _set_torch_threads(threads)
         begin = time.perf_counter()
         _, graph, source = opened["text"]
+        self.text: Part
         self.text = text = Part(
-            graph, source, options, self._resolved, options.max_context, shelf=shelf
+            graph,
+            source,
+            options,
+            self._resolved,
+            options.max_context,
+            shelf=shelf,
+            beside=None if beside is None else beside.text,
         )
         """The part whose steps are planned."""
         decisions = text.decisions

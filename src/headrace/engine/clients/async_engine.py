@@ -30,6 +30,7 @@ from ...base.identity import Identity
 from ...base.outputs import Vector
 from ...base.request import EmbeddingOutput, OutputDelta, RequestOutput, StepStats
 from ...base.sampling import SamplingParams
+from ...base.several import own_name
 from ...obs.life import RequestLife
 from ...obs.metrics import EngineMetrics
 from ...obs.tasks import TaskWatch, ended
@@ -59,37 +60,50 @@ class AsyncEngine:
     """The real `face.ServingEngine`, which documents the public names."""
 
     def __init__(
-        self, options: EngineOptions, model: OpenModel, supervisor: Supervisor, tasks: TaskWatch
+        self,
+        options: EngineOptions,
+        model: OpenModel,
+        supervisor: Supervisor,
+        tasks: TaskWatch,
+        *,
+        number: int = 0,
+        name: str | None = None,
+        operations: Operations | None = None,
     ) -> None:
-        """Use `start`."""
+        """Use `start`. `number`, `name`, `operations`: in a server of several models, this one's in
+        messages and in metrics, and the server's."""
         self.tasks = tasks
         files = model.files
         self.options = options
         self.files = files
         self.tokenizer = model.tokenizer
         self.template = model.template
-        local = Path(options.model).expanduser()
-        self.model_name = local.resolve().name if local.exists() else options.model
+        self.model_name = name or own_name(options.model)
         self.max_context = options.max_context or files.arch.max_context
         self.features: frozenset[str] = frozenset()
         self.decisions: list[Decision] = []
         self.identity: Identity | None = None
+        self.memory: dict[str, float] = {}
         self.phases: dict[str, float] = {}
         self.stats = StepStats()
         self.metrics = EngineMetrics(self.model_name, max_context=files.arch.max_context)
         self.registry = self.metrics.registry
         self.metrics.heartbeat = lambda: supervisor.heartbeat_age
         self._supervisor = supervisor
+        self._send = supervisor.send
+        if number:
+            self._send = lambda message: supervisor.send(messages.ToModel(number, message))
         self._input = InputProcessor(files, self.tokenizer, self.max_context)
         self._recorder = recorder_of(options)
         if self._recorder is not None:
             supervisor.details["records"] = str(self._recorder.path)
         self._work = RequestsInWork(
-            self.tokenizer, self.metrics, supervisor.send, recorder=self._recorder
+            self.tokenizer, self.metrics, self._send, recorder=self._recorder
         )
         self.rows = options.max_sequences or ROWS
         self._most = self.rows + options.max_waiting
-        self._draining = False
+        self._draining = ""
+        """Reason why new requests are refused for good."""
         self._restarts = 0
         """The supervisor's restarts when the current engine process became ready."""
         self._subscribers: list[Callable[[StepStats], None]] = []
@@ -99,9 +113,9 @@ class AsyncEngine:
         self.adapters = AdapterBook()
         self.held_prefixes = HeldPrefixes()
         self._events = published(options)
-        self._loads = AdapterLoads(self.adapters, options, files, self.model_name, supervisor.send)
+        self._loads = AdapterLoads(self.adapters, options, files, self.model_name, self._send)
         self._own_phases = model.phases
-        self.operations = Operations(supervisor, self._work, self._end_all, tasks)
+        self.operations = operations or Operations(supervisor, self._work, self.end_all, tasks)
 
     @classmethod
     async def start(
@@ -134,13 +148,13 @@ class AsyncEngine:
 
         def on_message(message: Any) -> None:
             if handlers:
-                handlers[0]._receive(message)
+                handlers[0].receive(message)
             else:
                 early.append(message)
 
         def on_down(kind: str, error: EngineDead) -> None:
             if handlers:
-                handlers[0]._down(kind, error)
+                handlers[0].down(kind, error)
 
         def on_failure(name: str) -> None:
             if handlers:
@@ -155,14 +169,13 @@ class AsyncEngine:
             engine = cls(options, model, supervisor, tasks)
             handlers.append(engine)
             for message in early:
-                engine._receive(message)
+                engine.receive(message)
             if wait:
                 await supervisor.started()
         except BaseException:
             await supervisor.close()
             raise
-        engine._own_phases["total"] = time.monotonic() - begin
-        engine._note_phases()
+        engine.note_total(time.monotonic() - begin)
         return engine
 
     async def __aenter__(self) -> AsyncEngine:
@@ -192,7 +205,7 @@ class AsyncEngine:
             if adapter is not None:
                 options["adapter"] = self.adapters.find(adapter).id
             request = self._input.request(prompt, sampling, **options)
-            self._supervisor.send(messages.Submit(request))
+            self._send(messages.Submit(request))
         except HeadraceError as error:
             self.metrics.refused(refusal(error))
             raise
@@ -203,7 +216,7 @@ class AsyncEngine:
 
     def _check_open(self, sampling: SamplingParams) -> None:
         if self._draining:
-            raise ShuttingDown("the server is shutting down", retry_after=2.0)
+            raise ShuttingDown(self._draining, retry_after=2.0)
         self.operations.check_awake()
         if self._supervisor.state is not State.READY:
             raise self._supervisor.dead()
@@ -254,7 +267,8 @@ class AsyncEngine:
 
     # Messages of the engine process
 
-    def _receive(self, message: Any) -> None:
+    def receive(self, message: Any) -> None:
+        """Take a message of the engine process."""
         match message:
             case messages.News(deltas, stats):
                 self._work.deliver(deltas, time.monotonic())
@@ -300,6 +314,7 @@ class AsyncEngine:
         self.max_context = ready.max_context
         self.decisions = ready.decisions
         self.identity = ready.identity
+        self.memory = ready.facts
         if self._events is not None:
             on_cpu = any(one.name == "device" and one.value == "cpu" for one in ready.decisions)
             self._events.medium = "CPU" if on_cpu else "GPU"
@@ -324,6 +339,11 @@ class AsyncEngine:
         self._work.send_held()
         self._note_phases()
 
+    def note_total(self, seconds: float) -> None:
+        """Note how long the whole start took."""
+        self._own_phases["total"] = seconds
+        self._note_phases()
+
     def _note_phases(self) -> None:
         own = dict(self._own_phases)
         total = own.pop("total", None)
@@ -332,7 +352,7 @@ class AsyncEngine:
             self.phases["total"] = total
         self.metrics.phases = self.phases
 
-    def _down(self, kind: str, error: EngineDead) -> None:
+    def down(self, kind: str, error: EngineDead) -> None:
         """Handle the end of the engine process. Requests without visible output wait for the next,
         once, if that is soon; all other requests in it end with an error."""
         self.metrics.failed(kind)
@@ -343,9 +363,10 @@ class AsyncEngine:
             self._work.hold(error, WAIT_FOR_NEXT)
             self._forget_process(error)
         elif kind != "start" or not self._supervisor.alive:
-            self._end_all(error)
+            self.end_all(error)
 
-    def _end_all(self, error: EngineDead) -> None:
+    def end_all(self, error: EngineDead) -> None:
+        """End all requests: the engine process is gone."""
         self._work.end_all(error)
         self._forget_process(error)
 
@@ -437,7 +458,7 @@ class AsyncEngine:
     async def inspect(self) -> messages.Report:
         """Ask the engine how much it holds and whether its books are right."""
         waiting: asyncio.Future[messages.Report] = asyncio.get_running_loop().create_future()
-        self._supervisor.send(messages.Inspect())
+        self._send(messages.Inspect())
         self._reports.append(waiting)
         return await waiting
 
@@ -450,8 +471,19 @@ class AsyncEngine:
         """The flight recorder's dump of the latest failure."""
         return self._supervisor.last_dump
 
+    @property
+    def work(self) -> RequestsInWork:
+        """The requests that have not ended."""
+        return self._work
+
     async def close(self, drain_seconds: float = 0.0) -> None:
-        self._draining = True
+        await self.finish(drain_seconds)
+        await self._supervisor.close()
+        self.closed()
+
+    async def finish(self, drain_seconds: float, why: str = "the server is shutting down") -> None:
+        """Refuse new requests, wait for those in work, end the rest."""
+        self._draining = why
         with contextlib.suppress(TimeoutError):
             if drain_seconds > 0:
                 await asyncio.wait_for(self._work.idle.wait(), drain_seconds)
@@ -459,7 +491,9 @@ class AsyncEngine:
         if len(self._work):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._work.idle.wait(), 1.0)
-        await self._supervisor.close()
+
+    def closed(self) -> None:
+        """Release the rest, once the engine process has ended."""
         if self._events is not None:
             self._events.close()
-        self._end_all(EngineDead("the engine was closed", retry_after=2.0))
+        self.end_all(EngineDead("the engine was closed", retry_after=2.0))

@@ -112,6 +112,8 @@ class ServingEngine(Protocol):
     """The values of the options and their reasons: `headrace explain`."""
     identity: Identity | None
     """Everything that the bits of its answers depend on; None until it has once been ready."""
+    memory: dict[str, float]
+    """`weight_bytes`, `kv_bytes` and `kv_tokens`, once it has been ready."""
     phases: dict[str, float]
     """Seconds of each start phase, in the order in which they ended."""
     stats: StepStats

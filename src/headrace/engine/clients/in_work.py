@@ -133,6 +133,10 @@ class RequestsInWork:
         self._tell(messages.Abort(request_id))
         return True
 
+    async def until_idle(self) -> None:
+        """Wait until no request is in work."""
+        await self.idle.wait()
+
     def abort_all(self) -> None:
         for request_id in list(self._by_id):
             self.abort(request_id)

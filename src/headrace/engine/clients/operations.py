@@ -51,8 +51,7 @@ class Profile(NamedTuple):
 class Work(Protocol):
     """The part of `in_work.RequestsInWork` that is used here."""
 
-    idle: asyncio.Event
-
+    async def until_idle(self) -> None: ...
     def abort_all(self) -> None: ...
 
 
@@ -109,7 +108,7 @@ class Operations:
             try:
                 if mode == "abort":
                     self._work.abort_all()
-                await self._work.idle.wait()
+                await self._work.until_idle()
             except BaseException:
                 self.asleep = before
                 raise

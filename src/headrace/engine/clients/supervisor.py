@@ -269,7 +269,7 @@ class Supervisor:
             case messages.Hello():
                 self._hello = True
                 self._configure()
-            case messages.News() | messages.Beat():
+            case messages.News() | messages.Beat() | messages.OfModel():
                 self._allowed = 0.0
                 self._on_message(message)
             case messages.Busy(seconds):

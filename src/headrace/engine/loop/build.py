@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ...base import environment
 from ...base.config import Decision, EngineOptions
-from ...base.errors import EngineFault, ModelFileError
+from ...base.errors import EngineFault, ModelFileError, OptionError
 from ...base.facts import WorkerFacts
 from ...base.hardware import Hardware, cpu, hardware
 from ...base.identity import Identity
@@ -42,6 +42,8 @@ from .grammar import GrammarResource
 from .prediction import computing, draft_prices, step_predictor
 from .real import REAL_WORKER, worker_loader
 from .start import (
+    ALONE,
+    Beside,
     Resolved,
     device_of,
     drafts_of,
@@ -91,43 +93,73 @@ def build(
     worker: str = REAL_WORKER,
     flight: FlightRecorder | None = None,
     on_phase: OnPhase = lambda name, seconds: None,
+    beside: Beside = ALONE,
+    executor: Executor | None = None,
 ) -> Built:
     """Start an engine. Raises `OptionError`, `DoesNotFit`, `ModelFileError`, `UnsupportedModel`.
 
     The memory plan is made twice. The first, with the size of the files, gives the worker's
     settings; the second, with the actual size of the weights, gives the memory left for KV.
+    `beside`, `executor`: the server's other models, and the executor of one of them that is loaded.
     """
     with ExitStack() as stack:
         if options.device != "cpu" and device_of(options.device, there := hardware())[0] != "cpu":
             stack.enter_context(alone_on(there.gpus[0]))
-        return _build(options, files, worker, flight, on_phase, stack.close)
+        loaded = load(BuildOrder(options, files, worker, beside, executor), on_phase)
+        finishing = finish(loaded, flight, on_phase, stack.close)
+        while True:
+            try:
+                next(finishing)
+            except StopIteration as done:
+                built: Built = done.value
+                return built
 
 
-def _build(
-    options: EngineOptions,
-    files: ModelFiles,
-    worker: str,
-    flight: FlightRecorder | None,
-    on_phase: OnPhase,
-    on_memory: Callable[[], None],
-) -> Built:
-    """Start as `build` does; `on_memory` is called when nothing more will be allocated."""
+class BuildOrder(NamedTuple):
+    """An engine that is to be built: see `build`."""
 
-    @contextmanager
-    def phase(name: str) -> Iterator[None]:
-        begin = time.monotonic()
-        yield
-        on_phase(name, time.monotonic() - begin)
+    options: EngineOptions
+    files: ModelFiles
+    worker: str
+    beside: Beside = ALONE
+    executor: Executor | None = None
+    aside: bool = False
+    """Loading in a thread of its own while the other models compute, with threads of
+    its own."""
 
-    with phase("plan"):
+
+class LoadedEngine(NamedTuple):
+    """An engine whose weights are loaded."""
+
+    wanted: BuildOrder
+    resolved: Resolved
+    wish: MemoryPlan
+    """The plan with the size of the files."""
+    executor: Executor
+    facts: WorkerFacts
+
+
+@contextmanager
+def _phase(name: str, on_phase: OnPhase) -> Iterator[None]:
+    begin = time.monotonic()
+    yield
+    on_phase(name, time.monotonic() - begin)
+
+
+def load(wanted: BuildOrder, on_phase: OnPhase) -> LoadedEngine:
+    """Decide the options, plan the memory and load the weights. Raises as `build`."""
+    options, files, _, beside, _, _ = wanted
+    with _phase("plan", on_phase):
         found = hardware()
-        resolved = resolve(options, files, found)
+        resolved = resolve(options, files, found, beside)
+        if beside != ALONE and resolved.options.device != "cpu":
+            raise OptionError("several models are served on a CPU only", param="device")
         if resolved.options.device == "cpu" and options.device == "auto":
             _warn_of_gpus(found, resolved)
         if options.kernels == "ref":
             log.warning("the reference kernels serve, as asked: over ten times slower than others")
         wish = plan(resolved, files, weight_bytes_on_disk(resolved, files))
-    executor = _executor(resolved, wish, files, worker)
+    executor = _executor(resolved, wish, wanted)
     try:
         begin = time.monotonic()
         facts = executor.load()
@@ -135,6 +167,24 @@ def _build(
         for name, seconds in facts.phases.items():
             on_phase(name, seconds)
         on_phase("load_other", time.monotonic() - begin - sum(facts.phases.values()))
+    except BaseException:
+        executor.close()
+        raise
+    return LoadedEngine(wanted, resolved, wish, executor, facts)
+
+
+def finish(
+    loaded: LoadedEngine,
+    flight: FlightRecorder | None,
+    on_phase: OnPhase,
+    on_memory: Callable[[], None] = lambda: None,
+) -> Generator[None, None, Built]:
+    """Allocate, warm up and prove a loaded engine, in pieces; return it. Raises as `build`.
+
+    `on_memory` is called when nothing more will be allocated.
+    """
+    (options, files, worker, _, _, _), resolved, wish, executor, facts = loaded
+    try:
         resolved = replace(
             resolved,
             options=replace(
@@ -151,11 +201,12 @@ def _build(
         memory = replace(memory, max_context=min(memory.max_context, wish.max_context))
         device = resolved.options.device
         if worker == REAL_WORKER and needs_calibration(device):
-            with phase("calibrate"):
+            with _phase("calibrate", on_phase):
                 # For the whole machine, whatever share this start was given: the file is kept for
                 # good.
                 calibrate_quickly(cpu().cores)
-        with phase("kv_pool"):
+        yield
+        with _phase("kv_pool", on_phase):
             executor.allocate(memory.pool)
             on_memory()
             decided = [*resolved.decisions, *wish.decisions, *memory.decisions, *facts.kernels]
@@ -165,16 +216,18 @@ def _build(
             core, context, kv, lender = _core(
                 resolved, memory, executor, flight, facts, files, identity
             )
-        with phase("warm_up"):
+        yield
+        with _phase("warm_up", on_phase):
             executor.warm_up()
-        with phase("first_token"):
-            prove(
-                core,
-                memory.max_context,
-                vocabulary=files.arch.vocab_size,
-                generates=files.arch.task == "tokens",
-                features=facts.features,
-            )
+        begin = time.monotonic()
+        yield from proving(
+            core,
+            memory.max_context,
+            vocabulary=files.arch.vocab_size,
+            generates=files.arch.task == "tokens",
+            features=facts.features,
+        )
+        on_phase("first_token", time.monotonic() - begin)
     except BaseException:
         executor.close()
         raise
@@ -205,14 +258,21 @@ def _warn(options: EngineOptions, kernels: list[Decision]) -> None:
         log.warning("quantise %s", narrowed.reason)
 
 
-def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: str) -> Executor:
+def _executor(resolved: Resolved, wish: MemoryPlan, wanted: BuildOrder) -> Executor:
     settings = worker_settings(resolved, wish)
+    _, files, worker, _, beside, aside = wanted
     if resolved.options.layout != "1" or resolved.options.executor == "multiproc":
         # Local: imports the channels between processes, which nothing else here needs.
         from ..ranks.layouts import in_processes
 
         tiers = has_tiers(_decided(resolved), resolved.options)
         return in_processes(files, settings, worker, resolved.options, share_pool=tiers)
+    if beside is not None:
+        assert isinstance(beside, InlineExecutor), "several models have their worker here"
+        other = None if aside else beside.worker
+        return InlineExecutor(
+            lambda: worker_loader(worker)(files, settings, beside=other), beside=beside, aside=aside
+        )
     return InlineExecutor(
         lambda: worker_loader(worker)(files, settings), threaded=(resolved.options.depth or 1) > 1
     )
@@ -312,8 +372,22 @@ def prove(
     generates: bool = True,
     features: Collection[str] = (),
 ) -> None:
+    """Do all of `proving` at once."""
+    given: dict[str, Any] = {"generates": generates, "features": features}
+    for _ in proving(core, max_context, vocabulary=vocabulary, **given):
+        pass
+
+
+def proving(
+    core: EngineCore,
+    max_context: int,
+    *,
+    vocabulary: int,
+    generates: bool,
+    features: Collection[str],
+) -> Iterator[None]:
     """Send a real token through every serving path: greedy, and sampled with filters and logprobs.
-    Send a vector, too, if the worker makes them.
+    Send a vector, too, if the worker makes them. Yields before each step.
 
     Raises `EngineFault` if one ends otherwise than it should, `ModelFileError` if its results are
     not finite.
@@ -350,6 +424,7 @@ def prove(
         )
     tokens = dict.fromkeys(paths, 0)
     while core.has_work:
+        yield
         for delta in core.turn():
             if delta.finish in ("error", "abort"):
                 raise EngineFault(f"the first request ended with: {delta.error or delta.finish}")

@@ -3,62 +3,55 @@
 There is one. `depth` 1 is synchronous, 2 plans the next step while one computes. The driver of the
 loop decides where requests come from and where deltas go: `engine.process` over a channel,
 `engine.clients.llm` by a function call.
+
+The loop holds lanes, one for each model that is served. A step belongs to one lane; if several have
+work, an arbiter chooses (`sched.arbiter`), and no step takes long.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
-from ...base.errors import EngineDead, InvalidRequest
+from ...base.errors import EngineDead
 from ...base.request import Request, SequenceDelta, StepStats
-from ...base.step import StepPlan, StepResult
-from ...loader.content import adapter_digest
+from ...base.step import StepPlan
 from ...obs.flight import FlightRecorder
 from ...roofline.step import Estimate
-from ...sched.limits import StepRoom
+from ...sched.arbiter import Arbiter
 from .adapters import AdapterSlots
 from .executor import Executor, StepFuture
+from .lane import Lane, Planner
 
-log = logging.getLogger("headrace.engine")
-
-PREDICTED_FOR = 16
-"""Steps for which the estimate of a decoding step stands, while as many sequences decode."""
 BOUND = 8.0
 """Limit of a step's time, as a multiple of its predicted time and the recent slowdown."""
 QUIET_SECONDS = 1.0
-FAILED_STEPS = 3
-"""Failures in a row after which the worker is taken to be broken."""
 
 
-class Planner(Protocol):
-    """The interface of the control plane that the loop uses (`sched.Scheduler` is one)."""
+class Flying(NamedTuple):
+    """A step in flight."""
 
-    def add(self, request: Request) -> None: ...
-    def abort(self, request_id: str) -> list[SequenceDelta]: ...
-    def abort_choice(self, request_id: str, choice: int) -> list[SequenceDelta]: ...
-    def schedule(self) -> StepPlan | None: ...
-    def update(self, plan: StepPlan, result: StepResult) -> list[SequenceDelta]: ...
-    def fail(self, plan: StepPlan, message: str, *, again: bool = False) -> list[SequenceDelta]: ...
-    def stats(self) -> StepStats: ...
-    def check_integrity(self) -> None: ...
-    def requests(self) -> Iterable[Request]: ...
-    @property
-    def room(self) -> StepRoom: ...
-    @property
-    def has_work(self) -> bool: ...
-    @property
-    def max_context(self) -> int: ...
-    @property
-    def waiting(self) -> int: ...
+    model: int
+    lane: Lane
+    plan: StepPlan
+    future: StepFuture
+    expected: Estimate | None
+    price: float
+    """Seconds that the arbiter counted for it."""
+
+
+class Told(NamedTuple):
+    """The outcome of a turn for one model."""
+
+    model: int
+    lane: Lane
+    deltas: list[SequenceDelta]
 
 
 class EngineCore:
-    """Scheduler and executor, joined."""
+    """Schedulers and executors, joined."""
 
     def __init__(
         self,
@@ -72,87 +65,123 @@ class EngineCore:
         predict: Callable[[StepPlan], Estimate] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`check`: verify every plan, and the control plane whenever it is idle. `predict`: the
-        roofline's estimate of a plan, shown next to the measurement."""
-        self.scheduler = scheduler
-        self.executor = executor
-        self.stats = StepStats()
+        """Make the loop with its first model. `check`: verify every plan, and the control plane
+        whenever it is idle. `predict`: see `Lane`."""
+        self.lanes = {0: Lane(scheduler, executor, adapters=adapters, predict=predict)}
+        """By the model's number."""
+        self._arbiter = Arbiter()
+        self._arbiter.join(0)
         self._depth = depth
         self._flight = flight or FlightRecorder(records=32)
         self._check = check
         self._clock = clock
-        self._predict = predict
-        self._last_estimate: tuple[int, int, Estimate] | None = None
-        """(entries, step, estimate) of the latest step that only decoded and was estimated."""
         self.stalled = False
         """Whether there is work but nothing can run now. Then `executor.wake` rings when it can."""
         self.announce: Callable[[float], None] | None = None
         """Callback, before a step that may exceed `QUIET_SECONDS`, with its longest time."""
-        self._slower = 1.0
-        """Largest recent ratio of a step's time to its prediction."""
-        self._flying: deque[tuple[StepPlan, StepFuture, Estimate | None]] = deque()
-        self._emitted: list[SequenceDelta] = []
+        self._flying: deque[Flying] = deque()
         self._schedule_seconds = 0.0
         self._idle_seconds = 0.0
         self._device_free_at: float | None = None
         """Time when the device last ran out of steps while there was work; None: it has one."""
-        self._failures = 0
         self._dead: EngineDead | None = None
-        self._adapters = adapters
-        self._unloading: set[str] = set()
-        """Adapters that new requests cannot have, until the last request with one has ended."""
+
+    # Models
+
+    def join(self, model: int, lane: Lane, weight: float = 1.0) -> None:
+        """Serve one model more, under an unused number. Raises `OptionError` for a wrong weight."""
+        assert model not in self.lanes
+        self._arbiter.join(model, weight)
+        self.lanes[model] = lane
+
+    def weigh(self, model: int, weight: float) -> None:
+        """Set a model's share of the time, relative to others. Raises as `join` does."""
+        self._arbiter.weigh(model, weight)
+
+    def leave(self, model: int) -> Lane:
+        """Stop to serve a model that has no work."""
+        lane = self.lanes[model]
+        assert not lane.has_work, "its requests have ended"
+        self._arbiter.leave(model)
+        return self.lanes.pop(model)
+
+    @property
+    def first(self) -> Lane:
+        """The lane of the first model."""
+        return next(iter(self.lanes.values()))
+
+    @property
+    def scheduler(self) -> Planner:
+        """The first model's."""
+        return self.first.scheduler
+
+    @property
+    def executor(self) -> Executor:
+        """The first model's; all ring the same bell."""
+        return self.first.executor
+
+    @executor.setter
+    def executor(self, executor: Executor) -> None:
+        self.first.executor = executor
+
+    @property
+    def stats(self) -> StepStats:
+        """Counts after the first model's latest step."""
+        return self.first.stats
+
+    @stats.setter
+    def stats(self, stats: StepStats) -> None:
+        self.first.stats = stats
 
     @property
     def has_work(self) -> bool:
         """Whether there is anything to compute, to wait for, or to report."""
-        return bool(self._flying or self._emitted) or self.scheduler.has_work
+        return bool(self._flying) or any(lane.has_work for lane in self.lanes.values())
 
     @property
     def max_context(self) -> int:
-        """Longest sequence that is served: the limit, or the pool's capacity."""
+        """Longest sequence of the first model that is served: the limit, or the pool's capacity."""
         return self.scheduler.max_context
 
-    def add(self, request: Request) -> None:
+    # Requests
+
+    def add(self, request: Request, model: int = 0) -> None:
         """Accept a request. Raises what `Scheduler.add` raises."""
         if not self.has_work:
             self._device_free_at = None  # Time without work is not the engine's idleness.
-        self.scheduler.add(request)
+        self.lanes[model].scheduler.add(request)
         self.stalled = False
 
-    def abort(self, request_id: str) -> None:
-        """End a request in any state; its deltas come with the next turn."""
-        self._emitted += self.scheduler.abort(request_id)
+    def abort(self, request_id: str, model: int = 0) -> None:
+        """See `Lane.abort`."""
+        self.lanes[model].abort(request_id)
         self.stalled = False
 
-    def abort_choice(self, request_id: str, choice: int) -> None:
-        """End one choice of a request, whose reader has seen a stop string."""
-        self._emitted += self.scheduler.abort_choice(request_id, choice)
+    def abort_choice(self, request_id: str, choice: int, model: int = 0) -> None:
+        """See `Lane.abort_choice`."""
+        self.lanes[model].abort_choice(request_id, choice)
         self.stalled = False
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Load an adapter. Raises `InvalidRequest` if none are served, and errors of the files."""
-        if self._adapters is None:
-            raise InvalidRequest(
-                "this engine serves no adapters (option max_adapters)", param="lora_name"
-            )
-        self.executor.load_adapter(name, path)
-        self._adapters.add(name, adapter_digest(Path(path)))
+        """Load an adapter of the first model: see `Lane.load_adapter`."""
+        self.first.load_adapter(name, path)
 
     def unload_adapter(self, name: str) -> None:
-        """Refuse the adapter to new requests from now on; those that have it end as usual."""
-        if self._adapters is not None and name in self._adapters.known:
-            self._adapters.known.pop(name, None)
-            self._unloading.add(name)
-            self._unload()
+        """Unload an adapter of the first model: see `Lane.unload_adapter`."""
+        self.first.unload_adapter(name)
 
-    def _unload(self) -> None:
-        needed = {request.spec.adapter for request in self.scheduler.requests()}
-        for name in self._unloading - needed:
-            self._unloading.discard(name)
-            self.executor.unload_adapter(name)
+    # Steps
 
     def turn(self) -> list[SequenceDelta]:
-        """Make one turn of the loop: fill the pipeline, take the oldest result, return the deltas.
+        """Make one turn of the loop and return the deltas of all models: see `step`."""
+        told = self.step()
+        if len(told) == 1:
+            return told[0].deltas
+        return [delta for one in told for delta in one.deltas]
+
+    def step(self) -> list[Told]:
+        """Make one turn of the loop: fill the pipeline, take the oldest result, return what each
+        model has to report.
 
         Waits for the device. Raises `EngineDead` if the worker is gone or fails every step, and
         from then on always.
@@ -165,84 +194,86 @@ class EngineCore:
             self._dead = error
             raise
 
-    def _turn(self) -> list[SequenceDelta]:
+    def _turn(self) -> list[Told]:
         self._fill()
-        self.stalled = not (self._flying or self._emitted) and self.scheduler.has_work
+        lanes, stepped = self.lanes, None
         if self._flying:
-            plan, future, expected = self._flying.popleft()
-            result = future.result()
+            self.stalled = False
+            step = self._flying.popleft()
+            stepped = step.lane
+            self._land(step)
+        else:
+            told = any(lane.told for lane in lanes.values())
+            self.stalled = not told and any(lane.scheduler.has_work for lane in lanes.values())
+        found = []
+        for model, lane in lanes.items():
+            if lane is stepped or lane.told:
+                if lane is not stepped:
+                    # An abort changed the running set, and no step follows to report it.
+                    lane.stats = lane.scheduler.stats()
+                found.append(Told(model, lane, lane.told))
+                lane.told = []
             if not self._flying:
-                self._device_free_at = self._clock()
-            self._update(plan, result, expected)
-        elif self._emitted:
-            # An abort changed the running set, and no step follows to report it.
-            self.stats = self.scheduler.stats()
-        if self._unloading and not self._flying:
-            self._unload()
-        if self._check and not self._flying and not self.scheduler.has_work:
-            self.scheduler.check_integrity()
-        emitted, self._emitted = self._emitted, []
-        return emitted
+                if lane.unloading:
+                    lane.forget_adapters()
+                if self._check and not lane.scheduler.has_work:
+                    lane.scheduler.check_integrity()
+        return found
+
+    def _next(self) -> tuple[int, StepPlan | None]:
+        """Return the next plan and its model."""
+        lanes = self.lanes
+        if len(lanes) == 1:
+            for model, lane in lanes.items():
+                return model, lane.scheduler.schedule()
+        working = [model for model, lane in lanes.items() if lane.scheduler.has_work]
+        for model in self._arbiter.order(working):
+            lane = lanes[model]
+            lane.share(alone=len(working) == 1)
+            plan = lane.scheduler.schedule()
+            if plan is not None:
+                return model, plan
+        return 0, None
 
     def _fill(self) -> None:
         while len(self._flying) < self._depth:
             begin = self._clock()
-            plan = self.scheduler.schedule()
+            model, plan = self._next()
             self._schedule_seconds = self._clock() - begin
             if plan is None:
                 return
+            lane = self.lanes[model]
             if self._check:
                 plan.verify()
-            stats = self.stats
-            self._flight.submitted(plan, stats.running, stats.waiting)
+            stats = lane.stats
+            self._flight.submitted(plan, stats.running, stats.waiting, model)
             if self._device_free_at is None or self._flying:
                 self._idle_seconds = 0.0
             else:
                 self._idle_seconds = self._clock() - self._device_free_at
-            expected = None if self._predict is None else self._expected(plan)
+            expected = lane.estimate(plan)
             if expected is not None and self.announce is not None:
-                bound = BOUND * self._slower * expected[0]
+                bound = BOUND * lane.slower * expected[0]
                 if bound > QUIET_SECONDS:
                     self.announce(bound)
-            self._flying.append((plan, self.executor.submit(plan), expected))
+            price = 0.0
+            if len(self.lanes) > 1:
+                price = lane.prices.seconds(plan.tokens)
+                self._arbiter.begin(model, price)
+            future = lane.executor.submit(plan)
+            self._flying.append(Flying(model, lane, plan, future, expected, price))
 
-    def _expected(self, plan: StepPlan) -> Estimate:
-        """Return the roofline's estimate of a plan. For a plan that decodes as many sequences as
-        the last it hardly changes, so it is computed again only every few steps."""
-        assert self._predict is not None
-        entries, before = len(plan.rows), self._last_estimate
-        # The unit of another part is another amount of work: one image is no decoded token.
-        decodes = not plan.parts and sum(plan.counts) == entries
-        if decodes and before is not None:
-            known, number, estimate = before
-            if known == entries and 0 < plan.number - number < PREDICTED_FOR:
-                return estimate
-        estimate = self._predict(plan)
-        self._last_estimate = (entries, plan.number, estimate) if decodes else None
-        return estimate
-
-    def _update(self, plan: StepPlan, result: StepResult, expected: Estimate | None) -> None:
-        assert result.number == plan.number, f"result {result.number} for step {plan.number}"
-        if result.error is None:
-            self._failures = 0
-            self._emitted += self.scheduler.update(plan, result)
-        elif result.cause == "memory" and self.scheduler.room.halve():
-            log.warning("a step found no memory; smaller ones begin it again: %s", result.error)
-            self._emitted += self.scheduler.fail(plan, result.error, again=True)
-        else:
-            self._failures += 1
-            self._emitted += self.scheduler.fail(plan, result.error)
-        stats = self.scheduler.stats()
-        stats.seconds = result.seconds
-        if expected is not None:
-            if result.error is None and expected[0] > 0:
-                self._slower = max(1.0, 0.99 * self._slower, result.seconds / expected[0])
-            stats.predicted_seconds, stats.flops, stats.bytes, stats.launch_seconds = expected
+    def _land(self, step: Flying) -> None:
+        """Take the result of the oldest step in flight."""
+        lane, plan = step.lane, step.plan
+        result = step.future.result()
+        if not self._flying:
+            self._device_free_at = self._clock()
+        stats = lane.update(plan, result, step.expected)
+        if len(self.lanes) > 1:
+            lane.prices.observe(plan.tokens, result.seconds)
+            self._arbiter.correct(step.model, result.seconds - step.price)
         stats.schedule_seconds = self._schedule_seconds
         stats.idle_seconds = self._idle_seconds
-        self.stats = stats
-        self._flight.finished(plan, result, stats)
-        if result.cause == "device":
-            raise EngineDead(f"the device is lost: {result.error}")
-        if self._failures >= FAILED_STEPS:
-            raise EngineDead(f"{self._failures} steps failed in a row: {result.error}")
+        self._flight.finished(plan, result, stats, step.model)
+        lane.check_working(result)

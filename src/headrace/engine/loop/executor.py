@@ -98,19 +98,37 @@ LoadWorker = Callable[[], tuple[LoadedWorker, WorkerFacts]]
 class InlineExecutor:
     """An executor with the worker in this process."""
 
-    def __init__(self, load_worker: LoadWorker, *, threaded: bool = False) -> None:
+    def __init__(
+        self,
+        load_worker: LoadWorker,
+        *,
+        threaded: bool = False,
+        beside: InlineExecutor | None = None,
+        aside: bool = False,
+    ) -> None:
+        """`beside`: the executor of another model, whose thread and bell serve this one too.
+        `aside`: `load` runs in the caller's thread, while that model computes."""
         self._load_worker = load_worker
+        self._aside = aside
         self._worker: LoadedWorker | None = None
-        self._wake = Wake()
+        self._users: list[int] = [0] if beside is None else beside._users
+        """Number of executors that share thread and bell: the last one closes them."""
+        self._users[0] += 1
+        self._wake: Wake = Wake() if beside is None else beside._wake
         # One thread for everything that the worker does: its libraries keep state per thread.
-        self._thread = ThreadPoolExecutor(1, "headrace-worker") if threaded else None
+        self._thread: ThreadPoolExecutor | None = None
+        if beside is not None:
+            self._thread = beside._thread
+        elif threaded:
+            self._thread = ThreadPoolExecutor(1, "headrace-worker")
+        self._closed = False
 
     def load(self) -> WorkerFacts:
         def work() -> WorkerFacts:
             self._worker, facts = self._load_worker()
             return facts
 
-        return self._call(work)
+        return work() if self._aside else self._call(work)
 
     def allocate(self, pool: PoolShape) -> None:
         self._call(lambda: self.worker.allocate(pool))
@@ -133,12 +151,18 @@ class InlineExecutor:
         self._call(lambda: self.worker.unload_adapter(name))
 
     def close(self) -> None:
-        if self._thread is not None:
+        if self._closed:
+            return
+        self._closed = True
+        self._users[0] -= 1
+        last = not self._users[0]
+        if self._thread is not None and last:
             self._thread.shutdown(wait=True, cancel_futures=True)
         if self._worker is not None:
-            self._worker.close()
-            self._worker = None
-        self._wake.close()
+            worker, self._worker = self._worker, None
+            worker.close() if last else self._call(worker.close)
+        if last:
+            self._wake.close()
 
     @property
     def wake(self) -> Wake:

@@ -1,7 +1,8 @@
 """The sources of workers: named functions, so that another process can find the same one.
 
 A loader takes the files and the settings (fields of `worker.WorkerOptions`, as plain values) and
-returns a loaded worker with its facts. Tests and the simulator name their own.
+returns a loaded worker with its facts. A loader of further models of a server also takes `beside`,
+the worker of another. Tests and the simulator name their own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .grammar import tokenizer_for_grammars
 REAL_WORKER = "headrace.engine.loop.real:load_worker"
 
 
-WorkerLoader = Callable[[ModelFiles, dict[str, Any]], tuple[LoadedWorker, WorkerFacts]]
+WorkerLoader = Callable[..., tuple[LoadedWorker, WorkerFacts]]
 
 
 def worker_loader(name: str) -> WorkerLoader:
@@ -36,8 +37,11 @@ def worker_loader(name: str) -> WorkerLoader:
     return loader
 
 
-def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWorker, WorkerFacts]:
-    """Load the real worker on the device that the settings name."""
+def load_worker(
+    files: ModelFiles, settings: dict[str, Any], beside: Any = None
+) -> tuple[LoadedWorker, WorkerFacts]:
+    """Load the real worker on the device that the settings name. `beside`: the `Worker` of another
+    model, which computes at other times."""
     begin = time.monotonic()
     with (
         needing_torch(lambda: _who_needs_torch(files, settings)),
@@ -54,6 +58,7 @@ def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWork
             WorkerOptions(**settings),
             grammar_tokenizer=tokenizer_for_grammars(files),
             shelf=shelf.result(),
+            beside=beside,
         )
     facts = worker.facts
     return worker, replace(facts, phases={"import_worker": imported, **facts.phases})

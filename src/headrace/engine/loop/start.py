@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +28,7 @@ from ...base.split import Role
 from ...base.step import MOST_DRAFTS
 from ...base.textlibrary import absence
 from ...loader.panels import panel_folder
-from ...roofline.memory import USABLE, MemoryPlan, plan_memory
+from ...roofline.memory import HOST_POOL_SHARE, USABLE, MemoryPlan, plan_memory
 from ...speculate import names_of
 from ..ranks.ranks import rank_groups, shared_by
 from .context import context_cache, remote_store
@@ -52,6 +53,35 @@ ENCODER_STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """The other models of a server, for the memory plan of one."""
+
+    models: int = 1
+    """Models that keep KV, this one included: each has at most this part of a host's KV."""
+    bytes: int = 0
+    """Their memory: as planned, or the size of their files if that is to come."""
+    available: int | None = None
+    """Bytes that were there before any of them was loaded; None: this is the first."""
+
+
+ALONE = Beside()
+"""A server of one model."""
+
+
+def keeping(files: Iterable[ModelFiles]) -> int:
+    """Return the number of models that keep KV, which a host's memory for it is divided among."""
+    return max(1, sum(one.arch.task == "tokens" for one in files))
+
+
+def beside_of(plans: Sequence[MemoryPlan], coming: Sequence[ModelFiles], models: int) -> Beside:
+    """Return what the memory plan of one model must know of the server's others. `plans`: of those
+    that are planned; `coming`: files of those that are not; `models`: see `keeping`."""
+    taken = sum(one.taken for one in plans)
+    taken += sum(path.stat().st_size for one in coming for path in one.weights)
+    return Beside(models, taken, plans[0].available if plans else None)
+
+
+@dataclass(frozen=True, slots=True)
 class Resolved:
     """Options without "auto" and None, except those that only the memory plan can decide."""
 
@@ -64,9 +94,12 @@ class Resolved:
     """The plan of the draft model."""
     encoder: EncoderPlan | None = None
     """The plan of the part that encodes inputs which are not text."""
+    beside: Beside = ALONE
 
 
-def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Resolved:
+def resolve(
+    options: EngineOptions, files: ModelFiles, hardware: Hardware, beside: Beside = ALONE
+) -> Resolved:
     """Decide the open options. Raises `OptionError` for a value that cannot work here."""
     options.verify()
     decisions = list(files.decisions)
@@ -141,6 +174,8 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
     available = hardware.cpu.available
     if device == "cuda":
         available = _available(hardware.gpus[0])
+    if beside.available is not None:
+        available = beside.available
     draft = None
     if options.draft_model is not None:
         draft = plan_draft(resolved, files, available)
@@ -148,7 +183,7 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
     encoder = plan_encoder(resolved, files)
     if encoder is not None:
         decisions.append(encoder.decision)
-    return Resolved(resolved, tuple(decisions), available, kv_memory, draft, encoder)
+    return Resolved(resolved, tuple(decisions), available, kv_memory, draft, encoder, beside)
 
 
 def _verify_values(options: EngineOptions) -> None:
@@ -297,35 +332,66 @@ def _plan(
 ) -> MemoryPlan:
     options, draft = resolved.options, resolved.draft
     layout = Layout.parse(options.layout)
-    assert options.step_tokens is not None
-    assert options.depth is not None
     slots = () if draft is None else draft.slots
     slot_bytes = layout.devices * group_bytes(slots, options.block_size)
     encoding_bytes = 0 if resolved.encoder is None else resolved.encoder.bytes
-    memory = plan_memory(
-        files.arch,
-        weight_bytes=weight_bytes + slot_bytes + encoding_bytes,
-        available=resolved.available,
-        rows=rows,
-        step_tokens=options.step_tokens,
-        max_context=options.max_context,
-        block_size=options.block_size,
-        kv_dtype=options.kv_dtype,
-        dtype=options.dtype,
-        kv_memory=resolved.kv_memory,
-        device=options.device,
-        depth=options.depth,
-        step_bytes=step_bytes,
-        graph_bytes=graph_bytes,
-        ranks=rank_groups(layout, files.arch, options.kv_dtype),
-    )
+    beside = resolved.beside
+
+    def planned(kv_memory: int | None) -> MemoryPlan:
+        assert options.step_tokens is not None
+        assert options.depth is not None
+        return plan_memory(
+            files.arch,
+            weight_bytes=weight_bytes + slot_bytes + encoding_bytes + beside.bytes,
+            available=resolved.available,
+            rows=rows,
+            step_tokens=options.step_tokens,
+            max_context=options.max_context,
+            block_size=options.block_size,
+            kv_dtype=options.kv_dtype,
+            dtype=options.dtype,
+            kv_memory=kv_memory,
+            device=options.device,
+            depth=options.depth,
+            step_bytes=step_bytes,
+            graph_bytes=graph_bytes,
+            ranks=rank_groups(layout, files.arch, options.kv_dtype),
+        )
+
+    try:
+        memory = planned(resolved.kv_memory)
+        share = int(resolved.available * HOST_POOL_SHARE / beside.models)
+        if beside.models > 1 and resolved.kv_memory is None and memory.kv_bytes > share:
+            memory = _of_several(planned(share), beside)
+    except DoesNotFit as refused:
+        if not beside.bytes:
+            raise
+        raise DoesNotFit(
+            f"{files.name} does not fit beside the server's other models, whose "
+            f"{beside.bytes / 2**20:,.0f} MiB count as weights here: {refused.message}",
+            param=refused.param,
+        ) from None
     return replace(
         memory,
         pool=replace(memory.pool, slots=slots),
         weight_bytes=weight_bytes,
         kv_bytes=memory.kv_bytes + slot_bytes,
         encoding_bytes=encoding_bytes,
+        beside_bytes=beside.bytes,
     )
+
+
+def _of_several(memory: MemoryPlan, beside: Beside) -> MemoryPlan:
+    """Say in a plan by which rule the KV of a host is divided."""
+    rule = (
+        f"; 1/{beside.models} of {HOST_POOL_SHARE:.1%} of the memory, as every model of this "
+        "server that keeps KV: MODEL:kv=SIZE takes another part"
+    )
+    decisions = tuple(
+        replace(one, reason=one.reason + rule) if one.name == "kv_memory" else one
+        for one in memory.decisions
+    )
+    return replace(memory, decisions=decisions)
 
 
 def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
@@ -353,14 +419,14 @@ def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
 
 
 def explain(
-    options: EngineOptions, files: ModelFiles, hardware: Hardware
+    options: EngineOptions, files: ModelFiles, hardware: Hardware, beside: Beside = ALONE
 ) -> tuple[list[Decision], MemoryPlan]:
     """Return the decisions of a start, without loading weights (their size is that of their files).
 
     The kernels themselves say which of them serve. The tokenizer is opened: a damaged one ends this
     as it would end a start.
     """
-    resolved = resolve(options, files, hardware)
+    resolved = resolve(options, files, hardware, beside)
     memory = plan(resolved, files, weight_bytes_on_disk(resolved, files))
     kernels = kernel_decisions(files, worker_settings(resolved, memory))
     tokenizer = tokenizer_of(files).served

@@ -37,7 +37,9 @@ async function follow() {
     try {
       // The models first: a user's key opens them, the statistics are the operator's. Adapters
       // come and go while the server runs.
-      const models = (await (await call("v1/models", { quietly: known })).json()).data;
+      const served = (await (await call("v1/models", { quietly: known })).json()).data;
+      const writers = served.filter((model) => model.task !== "embedding");
+      const models = writers.length ? writers : served;
       offerModels(models);
       speak.offer(models[0]);
       hear.offer(models[0]);

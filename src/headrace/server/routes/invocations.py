@@ -47,9 +47,9 @@ async def invocations(request: Request) -> Response:
     except Undecodable:
         kind = _Kind(messages=msgspec.Raw(b"?"))  # parsing it as a chat reports the error
     if bytes(kind.messages):
-        return await serve_chat(service, request, await service.hands.beside(parse, body, ChatBody))
+        chat = await service.hands.beside(parse, body, ChatBody)
+        return await serve_chat(service.choose(chat.model), request, chat)
     if bytes(kind.prompt):
-        return await serve_completion(
-            service, request, await service.hands.beside(parse, body, CompletionBody)
-        )
+        completion = await service.hands.beside(parse, body, CompletionBody)
+        return await serve_completion(service.choose(completion.model), request, completion)
     raise InvalidRequest("the body must have messages or a prompt", param="messages")

@@ -39,8 +39,10 @@ async def ready(request: Request) -> Response:
 
 @router.get("/v2/models/{model}", responses=replies(dict[str, Any], body=False))
 async def model(request: Request, model: str) -> Response:
-    """Return metadata of the served model."""
+    """Return metadata of a served model."""
     service = of(request)
+    if service.loaded:
+        service = service.choose(model)
     service.check_model(model)
     return json_response(
         {
@@ -58,6 +60,7 @@ async def model_ready(request: Request, model: str) -> Response:
     """Return 200 if a request to this model would be served."""
     service = of(request)
     if service.loaded:
+        service = service.choose(model)
         service.check_model(model)
     is_ready, alive, _, _ = service.health()
     good = is_ready and alive

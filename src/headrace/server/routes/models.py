@@ -31,7 +31,7 @@ class ModelReply(TypedDict):
     parent: str | None
     max_model_len: int
     input_modalities: list[Literal["text", "audio"]]
-    task: NotRequired[Literal["transcription"]]
+    task: NotRequired[Literal["transcription", "embedding"]]
     """Task of the model; absent: text generation."""
     languages: NotRequired[list[str]]
     """Codes of the languages that a transcription can be told."""
@@ -74,7 +74,7 @@ def describe(service: Service, name: str) -> ModelReply:
             "task": "transcription",
             "languages": sorted(served.languages),
         }
-    return {
+    reply: ModelReply = {
         "id": name,
         "object": "model",
         "created": int(service.started),
@@ -84,6 +84,15 @@ def describe(service: Service, name: str) -> ModelReply:
         "max_model_len": served.max_context,
         "input_modalities": ["text"] if service.sounds is None else ["text", "audio"],
     }
+    if served.files.arch.task != "tokens":
+        reply["task"] = "embedding"
+    return reply
+
+
+def names_of(service: Service) -> list[str]:
+    """Return the names of one model, then those of its adapters."""
+    adapters = [adapter.name for adapter in getattr(service.served, "adapters", ())]
+    return [*service.names, *sorted(adapters)]
 
 
 def describe_to_anthropic(model: ModelReply) -> AnthropicModel:
@@ -100,12 +109,12 @@ def describe_to_anthropic(model: ModelReply) -> AnthropicModel:
 
 @router.get("/v1/models", responses=replies(ModelList | AnthropicModels, body=False))
 async def models(request: Request) -> Response:
-    """List the model and its adapters. With the header `anthropic-version`: in Anthropic's
+    """List the models and their adapters. With the header `anthropic-version`: in Anthropic's
     format."""
     service = of(request)
     foreign = "anthropic-version" in request.headers
-    adapters = [adapter.name for adapter in getattr(service.served, "adapters", ())]
-    listed = [describe(service, name) for name in (*service.names, *sorted(adapters))]
+    resting = [] if service.residents is None else service.residents.resting
+    listed = [describe(one, name) for one in (*service.models, *resting) for name in names_of(one)]
     if foreign:
         ids = [each["id"] for each in listed]
         data = [describe_to_anthropic(each) for each in listed]
@@ -121,6 +130,9 @@ async def model(request: Request, model: str) -> Response:
     service = of(request)
     if "anthropic-version" in request.headers:
         request.scope["headrace.error_reply"] = error_reply
+    if service.residents is not None:
+        await service.residents.wanted(model)
+    service = service.choose(model)
     service.check_model(model, adapters=True)
     described = describe(service, model or service.name)
     if "anthropic-version" in request.headers:

@@ -156,8 +156,8 @@ class ChatBody(FormFields):
     enable_thinking: bool | None = Field(
         None, description="Template variable of this name, as in chat_template_kwargs."
     )
-    ttl: Any = inert("the one model stays for as long as the server runs")
-    keep_alive: Any = inert("the one model stays for as long as the server runs")
+    ttl: Any = inert("only Ollama's own routes let a model rest")
+    keep_alive: Any = inert("only Ollama's own routes let a model rest")
     num_ctx: Any = inert("the context is a matter of the server's start")
     draft_model: Any = inert("drafts do not change an answer")
     usage: Any = inert("usage is always told whole")

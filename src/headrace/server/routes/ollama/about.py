@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
+import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -75,10 +77,16 @@ def loaded(service: Service, name: str) -> Loaded:
         "size": one["size"],
         "digest": one["digest"],
         "details": one["details"],
-        "expires_at": stamp(service.started + 100 * YEAR),
+        "expires_at": stamp(_expiry(service)),
         "size_vram": one["size"] if service.engine.options.device == "cuda" else 0,
         "context_length": service.engine.max_context,
     }
+
+
+def _expiry(service: Service) -> float:
+    """Return when the model rests if no request comes: in a century, if it stays."""
+    left = math.inf if service.residents is None else service.residents.expires_in(service)
+    return time.time() + left if math.isfinite(left) else service.started + 100 * YEAR
 
 
 def capabilities(service: Service) -> list[str]:

@@ -11,12 +11,14 @@ from starlette.responses import Response
 from ....base.errors import InvalidRequest
 from ...entry import entered
 from ...openapi import replies, takes
-from ...service import of
+from ...residents import kept_seconds
+from ...service import Service, of
 from ...wire import json_response
 from . import about, serve
 from .convert import plain_name
 from .reply import error_reply
 from .schema import (
+    Asked,
     EmbedBody,
     EmbeddingsBody,
     EmbeddingsReply,
@@ -72,18 +74,20 @@ async def version(request: Request) -> Response:
 @router.get("/api/tags", responses=_answers(TagsReply, body=False))
 @_own_errors
 async def tags(request: Request) -> Response:
-    """List the model and its adapters."""
+    """List the models and their adapters, those at rest too."""
     service = of(request)
-    models = [about.listed(service, name) for name in about.names(service)]
+    resting = [] if service.residents is None else service.residents.resting
+    served = [*service.models, *resting]
+    models = [about.listed(one, name) for one in served for name in about.names(one)]
     return json_response({"models": models})
 
 
 @router.get("/api/ps", responses=_answers(PsReply, body=False))
 @_own_errors
 async def ps(request: Request) -> Response:
-    """List the loaded models: all that are served."""
-    service = of(request)
-    models = [about.loaded(service, name) for name in about.names(service)]
+    """List the loaded models."""
+    served = of(request).models
+    models = [about.loaded(one, name) for one in served for name in about.names(one)]
     return json_response({"models": models})
 
 
@@ -100,12 +104,24 @@ async def show(request: Request) -> Response:
     return json_response(about.show(service))
 
 
+def keep(service: Service, request: Request, body: Asked) -> None:
+    """Apply `keep_alive` for callers who may: any if there are no keys, else operators."""
+    residents = service.residents
+    if body.keep_alive is None:
+        return
+    seconds = kept_seconds(body.keep_alive)
+    account = request.scope.get("headrace.account")
+    if residents is not None and (account is None or account.key.role == "operator"):
+        residents.keep(service, seconds)
+
+
 @router.post("/api/chat", responses=_answers(OllamaChatReply, lines=True))
 @takes(OllamaChatBody)
 @_own_errors
 async def chat(request: Request) -> Response:
     """Generate the next message of a conversation."""
     service, body = await entered(request, OllamaChatBody)
+    keep(service, request, body)
     return await serve.chat(service, request, body)
 
 
@@ -115,6 +131,7 @@ async def chat(request: Request) -> Response:
 async def generate(request: Request) -> Response:
     """Answer a prompt, continue it (raw), or fill the gap before a suffix."""
     service, body = await entered(request, GenerateBody)
+    keep(service, request, body)
     return await serve.generate(service, request, body)
 
 
@@ -124,6 +141,7 @@ async def generate(request: Request) -> Response:
 async def embed(request: Request) -> Response:
     """Return the embedding vectors of one or more texts."""
     service, body = await entered(request, EmbedBody)
+    keep(service, request, body)
     texts = [body.input] if isinstance(body.input, str) else list(body.input or ())
     if not texts:
         service.check_model(plain_name(body.model))
@@ -141,6 +159,7 @@ async def embed(request: Request) -> Response:
 async def embeddings(request: Request) -> Response:
     """Return the embedding vector of one text (older than `/api/embed`)."""
     service, body = await entered(request, EmbeddingsBody)
+    keep(service, request, body)
     if not body.prompt:
         service.check_model(plain_name(body.model))
         return json_response({"embedding": []})

@@ -56,7 +56,11 @@ class Asked(Body):
     """Fields common to all requests."""
 
     model: str = Field(min_length=1, max_length=512)
-    keep_alive: Any = inert("the one model stays for as long as the server runs")
+    keep_alive: float | str | None = Field(
+        None,
+        description="Seconds that the model stays loaded after its last request, or a time as in "
+        "5m; below 0: always. The server's first model stays.",
+    )
 
 
 class CalledFunction(Body):

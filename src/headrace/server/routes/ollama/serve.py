@@ -14,6 +14,7 @@ from ....engine.clients.pairs import cut_limit
 from ...connection import while_connected
 from ...generation import Usage, deltas
 from ...infill import infill_prompt
+from ...residents import kept_seconds
 from ...vectors import check_vectors, vectors
 from ...wire import json_response
 from ..chat.request import Chat
@@ -55,9 +56,11 @@ class Talk:
             return LineStream(self._lines(output))
         return await while_connected(self._request.receive, self._whole(output))
 
-    def opened(self) -> Response:
-        """Answer a request without a message, which asks to load the model."""
-        return json_response({**self._part("", ""), "done": True, "done_reason": "load"})
+    def opened(self, keep_alive: float | str | None) -> Response:
+        """Answer a request without a message, which asks to load the model, or to let it rest."""
+        rests = keep_alive is not None and not kept_seconds(keep_alive)
+        reason = "unload" if rests else "load"
+        return json_response({**self._part("", ""), "done": True, "done_reason": reason})
 
     async def _lines(self, output: OutputStream) -> AsyncIterator[bytes]:
         async for part in self._parts(output):
@@ -147,7 +150,7 @@ async def chat(service: Service, request: Request, body: OllamaChatBody) -> Resp
     talk = Talk(service, request, "chat", body.model)
     if not body.messages:
         service.check_model(plain_name(body.model), adapters=True)
-        return talk.opened()
+        return talk.opened(body.keep_alive)
     talk.start(await service.hands.beside(chat_of, service, body))
     sampling = talk.chat.sampling()
     await talk.chat.tokenise()
@@ -158,7 +161,7 @@ async def generate(service: Service, request: Request, body: GenerateBody) -> Re
     talk = Talk(service, request, "generate", body.model)
     if not body.prompt and body.suffix is None and not body.context:
         service.check_model(plain_name(body.model), adapters=True)
-        return talk.opened()
+        return talk.opened(body.keep_alive)
     talk.start(generate_of(service, body))
     sampling = talk.chat.sampling()
     prompt = body.prompt or ""

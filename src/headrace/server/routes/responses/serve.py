@@ -130,7 +130,8 @@ class Responses:
         name = request.scope["headrace.request_id"]
         # Nobody sees a background answer until a client watches it (`_Turn.told`).
         whole = bool(body.background) or not body.stream
-        chat, stream = await begin(self.service, chat_body, name, whole=whole, where="input")
+        service = self.service.choose(body.model)
+        chat, stream = await begin(service, chat_body, name, whole=whole, where="input")
         builder = ResponseBuilder(body, chat.model, f"resp_{secrets.token_hex(16)}", chat.usage)
         turn = _Turn(self, chat, stream, builder, items if body.store is not False else None, owner)
         if body.background:
@@ -201,10 +202,11 @@ class Responses:
 
     async def count(self, body: ResponseBody, owner: str) -> int:
         """Count the conversation's tokens without answering it."""
-        self.service.check_model(body.model, adapters=True)
+        service = self.service.choose(body.model)
+        service.check_model(body.model, adapters=True)
         past = await self.history(body.previous_response_id, owner)
         items = await self.service.hands.beside(items_of, body)
-        chat = Chat(self.service, await self._to_chat(body, [*past, *items]), "")
+        chat = Chat(service, await self._to_chat(body, [*past, *items]), "")
         await chat.tokenise(counts=True)
         return len(chat.prompt)
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....base.process import Others
 from ....base.request import StepStats
+from ....obs.life import RequestLife
 from ....obs.sketch import quantiles
 from ....obs.tasks import TaskWatch
 
@@ -33,22 +34,22 @@ SHARES = (0.5, 0.9, 0.99)
 
 
 class Board:
-    """Statistics of one engine; belongs to the engine's event loop."""
+    """Statistics of the models of a server; belongs to their event loop."""
 
     def __init__(
         self,
-        engine: ServingEngine,
+        *engines: ServingEngine,
         tasks: TaskWatch | None = None,
-        *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Subscribe to the engine. `tasks`: the service's watch, which restarts failed tasks; None:
-        an own one."""
+        """Subscribe to the engines. `tasks`: the service's watch, which restarts failed tasks;
+        None: an own one."""
         self.points: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self.closed = False
-        self._engine = engine
+        self._engines = engines
         self._clock = clock
-        self._metrics = getattr(engine, "metrics", None)
+        measured = (getattr(engine, "metrics", None) for engine in engines)
+        self._metrics = [one for one in measured if one is not None]
         self._sums = _Sums()
         self._others = Others()
         self._begin = clock()
@@ -57,9 +58,15 @@ class Board:
         self._sketches: deque[tuple[list[int], list[int]]] = deque(maxlen=LATENCY_SECONDS + 1)
         self._asked = clock()
         self._next: asyncio.Future[dict[str, Any]] = _future()
-        self._unsubscribe = engine.subscribe(self._sums.add)
+        self._unsubscribe = [engine.subscribe(self._sums.add) for engine in engines]
         self._snapshot()
         self._task = (tasks or TaskWatch()).keep("statistics", self._run)
+
+    def of(self, engines: Sequence[ServingEngine]) -> bool:
+        """Return whether it is open and of these; one of others is closed."""
+        if not self.closed and self._engines != tuple(engines):
+            self.close()
+        return not self.closed
 
     async def next(self) -> dict[str, Any]:
         """Wait for the next point. Raises `asyncio.CancelledError` if the board is closed."""
@@ -74,7 +81,8 @@ class Board:
         """Unsubscribe from the engine; waiting watchers get `CancelledError`."""
         if not self.closed:
             self.closed = True
-            self._unsubscribe()
+            for unsubscribe in self._unsubscribe:
+                unsubscribe()
             self._task.cancel()
             self._next.cancel()
 
@@ -92,17 +100,18 @@ class Board:
         now = self._clock()
         window, self._begin = max(now - self._begin, 1e-6), now
         sums = self._sums
-        stats = self._engine.stats
+        stats = [engine.stats for engine in self._engines]
         lookups, hits = self._since_prefix(stats)
-        preempted = max(0, stats.preemptions - self._preemptions)
-        self._preemptions = stats.preemptions
+        preemptions = sum(one.preemptions for one in stats)
+        preempted = max(0, preemptions - self._preemptions)
+        self._preemptions = preemptions
         first, gaps = self._latencies()
         point = {
             "time": time.time(),
             "seconds": window,
-            "running": stats.running,
-            "waiting": stats.waiting,
-            "kv_usage": stats.kv_usage,
+            "running": sum(one.running for one in stats),
+            "waiting": sum(one.waiting for one in stats),
+            "kv_usage": max(one.kv_usage for one in stats),
             "output_tokens_per_second": sums.sampled / window,
             "prompt_tokens_per_second": sums.prefill / window,
             "steps_per_second": sums.steps / window,
@@ -122,9 +131,10 @@ class Board:
 
     def requests(self) -> list[dict[str, Any]]:
         """List the oldest requests in work: ids, ages and counts, no content."""
-        in_work = getattr(self._engine, "in_work", None)
-        if in_work is None:
-            return []
+        in_work: list[tuple[str, RequestLife]] = []
+        for engine in self._engines:
+            in_work += getattr(engine, "in_work", list)()
+        in_work.sort(key=lambda one: one[1].arrival)
         now = time.monotonic()
         return [
             {
@@ -137,11 +147,11 @@ class Board:
                 "max_tokens": life.max_tokens * life.choices or None,
                 "choices": life.choices,
             }
-            for name, life in in_work()[:MOST_REQUESTS]
+            for name, life in in_work[:MOST_REQUESTS]
         ]
 
-    def _since_prefix(self, stats: StepStats) -> tuple[int, int]:
-        now = (stats.prefix_queries, stats.prefix_hits)
+    def _since_prefix(self, stats: list[StepStats]) -> tuple[int, int]:
+        now = (sum(one.prefix_queries for one in stats), sum(one.prefix_hits for one in stats))
         before = self._prefix or now
         self._prefix = now
         if now[0] < before[0]:
@@ -149,9 +159,10 @@ class Board:
         return now[0] - before[0], now[1] - before[1]
 
     def _snapshot(self) -> None:
-        if self._metrics is not None:
-            metrics = self._metrics
-            self._sketches.append((metrics.first_tokens.counts[:], metrics.token_gaps.counts[:]))
+        if self._metrics:
+            first = zip(*(one.first_tokens.counts for one in self._metrics), strict=True)
+            gaps = zip(*(one.token_gaps.counts for one in self._metrics), strict=True)
+            self._sketches.append(([*map(sum, first)], [*map(sum, gaps)]))
 
     def _latencies(self) -> tuple[dict[str, float] | None, dict[str, float] | None]:
         self._snapshot()

@@ -26,9 +26,11 @@ class Watchers:
 
     def board(self) -> Board:
         """Return the board; make it if needed. Raises `Overloaded` while the model loads."""
-        engine = self._service.engine
-        if self._board is None or self._board.closed:
-            self._board = Board(engine, self._service.tasks)
+        engines = [one.engine for one in self._service.models if one.loaded]
+        if not engines:
+            _ = self._service.engine  # Raises the reason.
+        if self._board is None or not self._board.of(engines):
+            self._board = Board(*engines, tasks=self._service.tasks)
         self._board.asked()
         return self._board
 

@@ -1,0 +1,191 @@
+"""Several models in one server: gaps between tokens, and memory, against servers of their own.
+
+    python benchmarks/several_models.py [--seconds 20] [--rounds 2] [--json out.json]
+
+Two chats (qwen2.5-coder-0.5b, smollm2-135m) stream without a pause and an embedding model
+(all-minilm-l6-v2) answers one request after the other. Each load runs
+
+  alone       the one load in a server of its own: nothing else computes
+  apart       all three at once, in three servers on the same cores
+  together    all three at once, in one server
+  loading     the two chats in one server, while a fourth model is loaded and unloaded
+
+A gap is the time between two pieces of a stream, or of an embedding its whole request. Memory is
+the proportional set size of all processes below `headrace serve`, after the loads. The clock of a
+busy machine says nothing: the load average is written down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+CHATS = ("qwen2.5-coder-0.5b", "smollm2-135m")
+VECTORS = "all-minilm-l6-v2"
+MODELS = (*CHATS, VECTORS)
+INPUT = ["The water wheel of the old mill turns in the race below the weir. "] * 8
+QUESTION = [{"role": "user", "content": "Tell a long story about a river and a mill."}]
+
+
+@contextmanager
+def serving(*models: str, rows: int = 8) -> Any:
+    """Yield (address, operator's address, process) of a server of these models."""
+    command = [sys.executable, "-m", "headrace", "serve", *models, "--port", "0"]
+    command += ["--operator-port", "0", "--max-sequences", str(rows), "--offline"]
+    command += ["--context-cache", "0", "--speculate", "off", "--log-level", "warning"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    operator = url = ""
+    try:
+        for line in process.stdout:
+            if found := re.search(r"operator: (\S+)", line):
+                operator = found[1]
+            if found := re.search(r"ready: .* on (http\S+)", line):
+                url = found[1]
+                break
+        if not url:
+            raise SystemExit(f"{' '.join(models)}: the server did not start")
+        threading.Thread(target=process.stdout.read, daemon=True).start()
+        yield url, operator, process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def stream(url: str, model: str, end: threading.Event, gaps: list[float]) -> None:
+    """Stream one answer after the other; note the gaps after each answer's first piece."""
+    body = {
+        "model": model,
+        "messages": QUESTION,
+        "max_tokens": 200,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    with httpx.Client(timeout=300) as client:
+        while not end.is_set():
+            with client.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
+                latest = 0.0
+                for line in reply.iter_lines():
+                    if '"content":' not in line:
+                        continue
+                    now = time.perf_counter()
+                    if latest:
+                        gaps.append(now - latest)
+                    latest = now
+                    if end.is_set():
+                        break
+
+
+def embed(url: str, model: str, end: threading.Event, gaps: list[float]) -> None:
+    """Embed eight sentences, again and again; note the seconds of each request."""
+    with httpx.Client(timeout=300) as client:
+        while not end.is_set():
+            begin = time.perf_counter()
+            client.post(f"{url}/v1/embeddings", json={"model": model, "input": INPUT})
+            gaps.append(time.perf_counter() - begin)
+
+
+def loads(urls: dict[str, str], seconds: float) -> dict[str, dict[str, float]]:
+    """Run the load of each model on its address; return the quantiles of its gaps in ms."""
+    end = threading.Event()
+    gaps: dict[str, list[float]] = {model: [] for model in urls}
+    threads = [
+        threading.Thread(
+            target=stream if model in CHATS else embed, args=(url, model, end, gaps[model])
+        )
+        for model, url in urls.items()
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(seconds)
+    end.set()
+    for thread in threads:
+        thread.join()
+    return {model: summed(found) for model, found in gaps.items()}
+
+
+def summed(gaps: list[float]) -> dict[str, float]:
+    ordered = sorted(gaps)
+
+    def at(share: float) -> float:
+        return round(1e3 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)
+
+    return {"count": len(ordered), "p50": at(0.5), "p99": at(0.99), "longest": at(1.0)}
+
+
+def memory(process: subprocess.Popen[str]) -> dict[str, float]:
+    """Return the MiB of a server's processes: proportional set size, and their number."""
+    tree = psutil.Process(process.pid)
+    every = [tree, *tree.children(recursive=True)]
+    pss = sum(one.memory_full_info().pss for one in every)
+    return {"processes": len(every), "pss_mib": round(pss / 2**20, 1)}
+
+
+def run(seconds: float) -> dict[str, Any]:
+    found: dict[str, Any] = {"load_average": os.getloadavg()[0], "alone": {}, "memory": {}}
+    with ExitStack() as stack:
+        servers = {model: stack.enter_context(serving(model)) for model in MODELS}
+        for model, (url, _, _) in servers.items():
+            found["alone"] |= loads({model: url}, seconds)
+        found["apart"] = loads({model: url for model, (url, _, _) in servers.items()}, seconds)
+        each = {model: memory(process) for model, (_, _, process) in servers.items()}
+        found["memory"]["apart"] = each
+    with serving(*MODELS) as (url, operator, process):
+        found["together"] = loads(dict.fromkeys(MODELS, url), seconds)
+        found["memory"]["together"] = memory(process)
+        took: list[float] = []
+        end = threading.Event()
+
+        def come_and_go() -> None:
+            with httpx.Client(timeout=300) as client:
+                while not end.is_set():
+                    begin = time.perf_counter()
+                    word = f"{CHATS[1]}:name=fourth,kv=64MiB"
+                    made = client.post(f"{operator}/operate/models", json={"model": word})
+                    made.raise_for_status()
+                    took.append(time.perf_counter() - begin)
+                    client.delete(f"{operator}/operate/models/fourth").raise_for_status()
+
+        thread = threading.Thread(target=come_and_go)
+        thread.start()
+        found["loading"] = loads(dict.fromkeys(CHATS, url), seconds)
+        end.set()
+        thread.join()
+        found["loading"]["load_seconds"] = [round(one, 3) for one in took]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of each load")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    given = parser.parse_args()
+    rounds = []
+    for number in range(given.rounds):
+        rounds.append(run(given.seconds))
+        print(f"round {number + 1} of {given.rounds}", json.dumps(rounds[-1], indent=1), flush=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    record = {"commit": commit, "cores": os.cpu_count(), "seconds": given.seconds, "rounds": rounds}
+    if given.json:
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""Several models in one engine process: one supervisor, and an `AsyncEngine` for each model.
+
+Messages of the first model come bare, those of the others in an envelope with their number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
+from typing import Any
+
+from ...base import environment
+from ...base.errors import EngineDead, InvalidRequest, Overloaded
+from ...base.modelfiles import ModelFiles
+from ...base.several import ModelChoice, check_together
+from ...obs.tasks import TaskWatch
+from .. import messages
+from ..loop.real import REAL_WORKER
+from ..messages import Configure, WireFiles, WireModel
+from .async_engine import AsyncEngine
+from .opening import OpenModel, open_for_serving
+from .operations import Operations
+from .supervision import Supervision
+from .supervisor import Supervisor
+
+
+class EngineGroup:
+    """The models of one server. Belongs to one event loop; imports no torch."""
+
+    def __init__(self, supervisor: Supervisor, tasks: TaskWatch) -> None:
+        """Use `start`."""
+        self.members: dict[int, AsyncEngine] = {}
+        """By number; 0 is the first, which requests without a model's name get."""
+        self.chosen: dict[int, ModelChoice] = {}
+        self.operations = Operations(supervisor, self, self._end_all, tasks)
+        self._supervisor = supervisor
+        self._tasks = tasks
+        self._early: list[Any] = []
+        self._numbers = count(1)
+        self._coming: dict[int, tuple[ModelChoice, OpenModel]] = {}
+        """Models that the engine process loads."""
+        self._asked: dict[int, asyncio.Future[None]] = {}
+        """Questions about models that the engine process has not answered yet."""
+
+    @classmethod
+    async def start(
+        cls,
+        chosen: Sequence[ModelChoice],
+        *,
+        supervision: Supervision | None = None,
+        worker: str = REAL_WORKER,
+        progress: Any = None,
+    ) -> EngineGroup:
+        """Open the models and start their engine process, at the same time. Arguments and errors:
+        see `AsyncEngine.start`."""
+        begin = time.monotonic()
+        if supervision is None:
+            supervision = Supervision(dumps=environment.cache_root() / "flight")
+        groups: list[EngineGroup] = []
+
+        def task_failed(name: str) -> None:
+            if groups and groups[0].members:
+                groups[0].first.metrics.failed("task")
+
+        tasks = TaskWatch(task_failed)
+        supervisor = Supervisor(
+            chosen[0].options,
+            supervision,
+            worker=worker,
+            on_message=lambda message: groups[0]._receive(message),
+            on_down=lambda kind, error: groups[0]._down(kind, error),
+            tasks=tasks,
+        )
+        group = cls(supervisor, tasks)
+        groups.append(group)
+        try:
+            await group._open(chosen, progress)
+            await supervisor.started()
+        except BaseException:
+            await supervisor.close()
+            raise
+        for member in group.members.values():
+            member.note_total(time.monotonic() - begin)
+        return group
+
+    async def _open(self, chosen: Sequence[ModelChoice], progress: Any) -> None:
+        files: dict[int, ModelFiles] = {}
+
+        def opened(number: int, found: ModelFiles) -> None:
+            files[number] = found
+            if len(files) == len(chosen):
+                self._supervisor.configure_by(
+                    partial(self._configure, dict(enumerate(chosen)), files)
+                )
+
+        opening = [
+            asyncio.ensure_future(
+                open_for_serving(choice.options, progress, partial(opened, number))
+            )
+            for number, choice in enumerate(chosen)
+        ]
+        try:
+            models = await asyncio.gather(*opening)
+        except BaseException:
+            for one in opening:
+                one.cancel()
+            raise
+        for number, (choice, model) in enumerate(zip(chosen, models, strict=True)):
+            self._join(number if not number else next(self._numbers), choice, model)
+        early, self._early = self._early, []
+        for message in early:
+            self._receive(message)
+
+    def _join(self, number: int, choice: ModelChoice, model: OpenModel) -> AsyncEngine:
+        self.chosen[number] = choice
+        self.members[number] = AsyncEngine(
+            choice.options,
+            model,
+            self._supervisor,
+            self._tasks,
+            number=number,
+            name=choice.names[0] if choice.names else None,
+            operations=self.operations,
+        )
+        return self.members[number]
+
+    def _configure(
+        self, chosen: dict[int, ModelChoice], files: dict[int, ModelFiles], flight: str
+    ) -> Configure:
+        """Return the first message to an engine process."""
+        if self.members:
+            chosen = self.chosen
+            files = {number: member.files for number, member in self.members.items()}
+        wire = {number: WireFiles.of(one) for number, one in files.items()}
+        beside = [
+            WireModel(number, choice.options, wire[number], choice.weight)
+            for number, choice in chosen.items()
+            if number
+        ]
+        return Configure(chosen[0].options, wire[0], flight, chosen[0].weight, beside)
+
+    @property
+    def first(self) -> AsyncEngine:
+        """The first model's."""
+        return self.members[0]
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """See `ServingEngine`: sums over all models."""
+        return self.first.phases
+
+    @property
+    def files(self) -> ModelFiles:
+        """Files of the first model."""
+        return self.first.files
+
+    @property
+    def model_name(self) -> str:
+        """The models' names between commas."""
+        return ", ".join(self.names(number)[0] for number in self.members)
+
+    @property
+    def shares(self) -> list[str]:
+        """A line for each model: its KV, and by which rule it has that."""
+        return [
+            f"model {self.names(number)[0]}: {one.value} of KV ({one.reason})"
+            for number, member in self.members.items()
+            for one in member.decisions
+            if one.name == "kv_memory"
+        ]
+
+    def names(self, number: int) -> list[str]:
+        """Return the names under which a model is served, the one of its answers first."""
+        return list(self.chosen[number].served)
+
+    # Messages of the engine process
+
+    def _receive(self, message: Any) -> None:
+        if not self.members:
+            self._early.append(message)
+            return
+        match message:
+            case messages.OfModel(number, inner):
+                if (member := self.members.get(number)) is not None:
+                    member.receive(inner)
+            case messages.Ready():
+                for number, ready in {0: message, **message.beside}.items():
+                    self.members[number].receive(ready)
+            case messages.ThreadNews():
+                for member in self.members.values():
+                    member.receive(message)
+            case messages.ModelDone():
+                self._done(message)
+            case _:
+                self.first.receive(message)
+
+    def _done(self, done: messages.ModelDone) -> None:
+        """Take the engine process's answer about a model."""
+        coming = self._coming.pop(done.number, None)
+        if coming is not None and done.ready is not None:
+            self._join(done.number, *coming).receive(done.ready)
+        waiting = self._asked.pop(done.number, None)
+        if waiting is not None and not waiting.done():
+            if done.error is None:
+                waiting.set_result(None)
+            else:
+                waiting.set_exception(done.error.error())
+
+    def _down(self, kind: str, error: EngineDead) -> None:
+        self._coming.clear()
+        for waiting in self._asked.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+        self._asked.clear()
+        for member in self.members.values():
+            member.down(kind, error)
+
+    def _end_all(self, error: EngineDead) -> None:
+        for member in self.members.values():
+            member.end_all(error)
+
+    # Models that come and go
+
+    async def load(self, choice: ModelChoice, *, progress: Any = None) -> int:
+        """Load a model beside those that are served; return its number.
+
+        Raises what a start raises: `DoesNotFit` with the bytes that lack, `OptionError` for a name
+        that is in use, and `EngineDead`.
+        """
+        choice.options.verify()
+        check_together([*self._whole(), choice])
+        model = await open_for_serving(choice.options, progress, lambda files: None)
+        check_together([*self._whole(), choice])
+        number = next(self._numbers)
+        wire = WireModel(number, choice.options, WireFiles.of(model.files), choice.weight)
+        self._coming[number] = choice, model
+        await self._ask(number, messages.LoadModel(wire))
+        return number
+
+    def _whole(self) -> list[ModelChoice]:
+        """Return the choices whose names are in use."""
+        return [*self.chosen.values(), *(choice for choice, _ in self._coming.values())]
+
+    async def unload(self, number: int, drain_seconds: float = 30.0) -> None:
+        """Finish a model's requests, refuse new ones, and give its memory back. Raises
+        `InvalidRequest` for the first model, which stays."""
+        if not number:
+            raise InvalidRequest(
+                f"{self.names(0)[0]} is the server's first model, which stays", param="model"
+            )
+        member = self.members[number]
+        await member.finish(drain_seconds, "the model is being unloaded")
+        if self.members.get(number) is not member:
+            return  # Another caller has unloaded it.
+        del self.members[number], self.chosen[number]
+        member.closed()
+        while True:
+            try:
+                await self._ask(number, messages.UnloadModel(number))
+            except InvalidRequest:
+                return  # A new engine process does not have it.
+            except EngineDead:
+                if not self._supervisor.alive:
+                    return
+            except Overloaded:
+                pass  # Its last request leaves here a moment before it leaves there.
+            else:
+                return
+            await asyncio.sleep(0.05)
+
+    async def _ask(self, number: int, message: messages.LoadModel | messages.UnloadModel) -> None:
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            self._supervisor.send(message)
+        except EngineDead:
+            self._coming.pop(number, None)
+            raise
+        self._asked[number] = waiting
+        await waiting
+
+    # All models
+
+    async def until_idle(self) -> None:
+        """Wait until no model has a request in work."""
+        while any(len(member.work) for member in self.members.values()):
+            for member in list(self.members.values()):
+                await member.work.until_idle()
+
+    def abort_all(self) -> None:
+        """Abort the requests of all models."""
+        for member in self.members.values():
+            member.work.abort_all()
+
+    async def close(self, drain_seconds: float = 0.0) -> None:
+        """See `AsyncEngine.close`."""
+        members = list(self.members.values())
+        await asyncio.gather(*(member.finish(drain_seconds) for member in members))
+        await self._supervisor.close()
+        for member in members:
+            member.closed()

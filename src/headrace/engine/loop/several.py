@@ -1,0 +1,245 @@
+"""The models of an engine process: one memory plan, one loop, one worker's threads."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from ...base.errors import EngineDead, EngineFault, HeadraceError, InvalidRequest, Overloaded
+from ...base.hardware import hardware
+from ...base.modelfiles import ModelFiles
+from ...dist.wake import Wake
+from ...obs.flight import FlightRecorder
+from ...obs.threads import THREADS
+from .. import messages
+from ..messages import Configure, Ready, WireError, WireFiles, WireModel
+from ..preload import give_back
+from .build import BuildOrder, Built, LoadedEngine, OnPhase, build, finish, load
+from .controls import Controls
+from .start import Beside, beside_of, keeping
+
+if TYPE_CHECKING:
+    from .lending import Lender
+
+log = logging.getLogger("headrace.engine")
+
+
+class Models:
+    """The models that are served, by number; the loop has a lane for each."""
+
+    def __init__(self, first: Built, files: ModelFiles, keep_kv: int, worker: str) -> None:
+        """`keep_kv`: models of the start that keep KV. `worker`: names what loads a worker."""
+        self.core = first.core
+        self.built = {0: first}
+        self.controls = {0: Controls(first, files)}
+        self._keep_kv = keep_kv
+        self._worker = worker
+        self._loaded: SimpleQueue[tuple[WireModel, LoadedEngine | HeadraceError]] = SimpleQueue()
+        """Models whose loading, in threads of their own, has ended."""
+        self._finishing: deque[tuple[WireModel, ModelFiles, Generator[None, None, Built]]] = deque()
+        """LoadedEngine models on their way into the loop."""
+        self._loading: dict[int, ModelFiles] = {}
+
+    @classmethod
+    def start(
+        cls,
+        configure: Configure,
+        open_files: Callable[[WireFiles], ModelFiles],
+        *,
+        worker: str,
+        flight: FlightRecorder,
+        on_phase: OnPhase,
+    ) -> Models:
+        """Build all models. Raises what `build` raises, with everything closed."""
+        files = open_files(configure.files)
+        coming = [open_files(one.files) for one in configure.beside]
+        keep_kv = keeping([files, *coming])
+        first = build(
+            configure.options,
+            files,
+            worker=worker,
+            flight=flight,
+            on_phase=on_phase,
+            beside=beside_of((), coming, keep_kv),
+        )
+        models = cls(first, files, keep_kv, worker)
+        try:
+            models.core.weigh(0, configure.weight)
+            for place, model in enumerate(configure.beside):
+                models._add(model, coming[place], coming[place + 1 :], on_phase)
+        except BaseException:
+            models.close()
+            raise
+        return models
+
+    def _add(
+        self, model: WireModel, files: ModelFiles, coming: Sequence[ModelFiles], on_phase: OnPhase
+    ) -> None:
+        built = build(
+            model.options,
+            files,
+            worker=self._worker,
+            on_phase=on_phase,
+            beside=self._beside(coming),
+            executor=self.core.executor,
+        )
+        self._join(model, files, built)
+
+    def _beside(self, coming: Sequence[ModelFiles]) -> Beside:
+        return beside_of([one.memory for one in self.built.values()], coming, self._keep_kv)
+
+    def _join(self, model: WireModel, files: ModelFiles, built: Built) -> None:
+        self.built[model.number] = built
+        self.controls[model.number] = Controls(built, files)
+        self.core.join(model.number, built.core.first, model.weight)
+
+    # Models that come and go while others are served
+
+    def load(self, model: WireModel, files: ModelFiles) -> messages.ModelDone | None:
+        """Begin to load a model, in a thread; `turn` returns the outcome. An answer that is known
+        at once is returned."""
+        coming = [files for _, files, _ in self._finishing] + list(self._loading.values())
+        beside = self._beside(coming)
+        here = hardware().cpu.available + sum(one.memory.taken for one in self.built.values())
+        if beside.available is not None:
+            beside = replace(beside, available=min(beside.available, here))
+        wanted = BuildOrder(
+            model.options, files, self._worker, beside, self.core.executor, aside=True
+        )
+        self._loading[model.number] = files
+        if THREADS.errand("load-model", self._load, model, wanted) is None:
+            del self._loading[model.number]
+            full = Overloaded("the system has no thread to load it in", retry_after=10.0)
+            return messages.ModelDone(model.number, error=WireError.of(full))
+        return None
+
+    def _load(self, model: WireModel, wanted: BuildOrder) -> None:
+        """Load a model's weights, in a thread of its own."""
+        try:
+            found: LoadedEngine | HeadraceError = load(wanted, _unheard)
+        except HeadraceError as error:
+            found = error
+        except Exception as fault:
+            log.exception("a model could not be loaded")
+            found = EngineFault(f"{type(fault).__name__}: {fault}")
+        self._loaded.put((model, found))
+        wake = self.core.executor.wake
+        if isinstance(wake, Wake):
+            wake.ring()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a loaded model is on its way into the loop."""
+        return bool(self._finishing) or not self._loaded.empty()
+
+    def turn(self) -> list[messages.ModelDone]:
+        """Do a piece of what is to be done for loaded models; return the outcomes."""
+        done = []
+        while not self._loaded.empty():
+            model, found = self._loaded.get()
+            files = self._loading.pop(model.number)
+            if isinstance(found, HeadraceError):
+                done.append(messages.ModelDone(model.number, error=WireError.of(found)))
+            else:
+                self._finishing.append((model, files, finish(found, None, _unheard)))
+        if not self._finishing:
+            return done
+        model, files, pieces = self._finishing[0]
+        try:
+            next(pieces)
+        except StopIteration as ended:
+            self._finishing.popleft()
+            self._join(model, files, ended.value)
+            done.append(messages.ModelDone(model.number, _ready(ended.value)))
+        except EngineDead:
+            raise
+        except HeadraceError as error:
+            self._finishing.popleft()
+            done.append(messages.ModelDone(model.number, error=WireError.of(error)))
+        return done
+
+    def unload(self, number: int) -> messages.ModelDone:
+        """Unload a model without requests and give its memory back."""
+        if number not in self.built or not number:
+            error: HeadraceError = InvalidRequest("there is no such model to unload")
+        elif self.core.lanes[number].has_work:
+            error = Overloaded("requests are still in work", retry_after=1.0)
+        else:
+            self.core.leave(number)
+            del self.controls[number]
+            self.built.pop(number).close()
+            gc.unfreeze()
+            gc.collect()
+            give_back()
+            return messages.ModelDone(number)
+        return messages.ModelDone(number, error=WireError.of(error))
+
+    def ready(self) -> Ready:
+        """Return the first model's message, with the others'."""
+        ready = {number: _ready(built) for number, built in self.built.items()}
+        first = next(iter(ready))
+        ready[first].beside = {number: one for number, one in ready.items() if number != first}
+        return ready[first]
+
+    @property
+    def lender(self) -> Lender | None:
+        """Lender of the first model's blocks, in a prefill/decode split."""
+        return self.built[0].lender
+
+    def check_awake(self, model: int) -> None:
+        """Raise `Overloaded` if a model sleeps: its scheduler still has the blocks of the pool that
+        was given back."""
+        if self.controls[model].asleep:
+            raise Overloaded("the engine sleeps", retry_after=messages.ASLEEP_RETRY)
+
+    def operate(self, asked: messages.Operate) -> messages.Operated:
+        """Perform an operator's action on all models."""
+        if asked.action == "start_profile" and len(self.controls) > 1:
+            error = InvalidRequest("a profile is of one model, and this server has several")
+            return messages.Operated(asked.number, {}, WireError.of(error))
+        if asked.action == "sleep" and self.core.has_work:
+            busy = Overloaded("requests are still in work", retry_after=1.0)
+            return messages.Operated(asked.number, {}, WireError.of(busy))
+        facts: dict[str, float] = {}
+        for controls in self.controls.values():
+            answer = controls.perform(asked)
+            if answer.error is not None:
+                return answer
+            for name, value in answer.facts.items():
+                facts[name] = facts.get(name, 0.0) + value
+        return messages.Operated(asked.number, facts)
+
+    def tidy(self) -> None:
+        """See `Controls.tidy`."""
+        for controls in self.controls.values():
+            controls.tidy()
+
+    def close(self) -> None:
+        """Close all models, the first one last."""
+        for number in reversed(list(self.built)):
+            self.built[number].close()
+
+
+def _unheard(name: str, seconds: float) -> None:
+    """Take a phase of a start that nobody waits for."""
+
+
+def _ready(built: Built) -> Ready:
+    facts = {
+        "weight_bytes": float(built.facts.weight_bytes),
+        "kv_bytes": float(built.memory.kv_bytes),
+        "kv_tokens": float(built.memory.kv_tokens),
+    }
+    return Ready(
+        built.core.max_context,
+        built.memory.rows,
+        built.decisions,
+        facts,
+        list(built.facts.features),
+        built.identity,
+    )

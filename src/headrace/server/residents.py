@@ -1,0 +1,173 @@
+"""The models of a server that come and go while it serves.
+
+An operator loads and unloads them. Ollama's `keep_alive` lets one rest: its memory is free, its
+names stay, and the next request for it loads it again. The first model stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from ..base.config import EngineOptions, parse_seconds
+from ..base.errors import (
+    DoesNotFit,
+    InvalidRequest,
+    ModelFileError,
+    ModelNotFound,
+    UnsupportedModel,
+)
+from ..base.several import OWN, ModelChoice, read_models
+
+if TYPE_CHECKING:
+    from ..engine.clients.async_engine import AsyncEngine
+    from ..engine.clients.group import EngineGroup
+    from .service import Service
+
+LOOK_SECONDS = 0.25
+"""Seconds between two looks at the models whose time is up."""
+GRACE_SECONDS = 0.5
+"""Seconds in which requests that have chosen a model reach its engine."""
+
+
+class Residents:
+    """The models of one server, loaded or at rest."""
+
+    def __init__(
+        self,
+        service: Service,
+        group: EngineGroup,
+        attach: Callable[[Service, AsyncEngine, Sequence[str]], None],
+    ) -> None:
+        """`attach`: opens a service with a ready engine, under names."""
+        self.resting: list[Service] = []
+        """Services of models that are not loaded and come back when they are asked for."""
+        self._service = service
+        self._group = group
+        self._attach = attach
+        self._numbers = {one: number for number, one in enumerate(service.models)}
+        self._chosen = {one: group.chosen[number] for one, number in self._numbers.items()}
+        self._turn = asyncio.Lock()
+        """Held while models are loaded or unloaded, one at a time."""
+        self._keep: dict[Service, float] = {}
+        """Seconds that a model stays after its last request; without an entry it stays."""
+        self._used: dict[Service, float] = {}
+        """Time when a model was last seen to have a request."""
+
+    def number(self, service: Service) -> int:
+        """Return a loaded model's number in the group."""
+        return self._numbers[service]
+
+    async def load(self, word: str) -> Service:
+        """Load `NAME[:option=value,...]`. Raises `InvalidRequest` if it cannot be served, with the
+        bytes that lack if it does not fit, and `ModelNotFound`."""
+        first = self._group.chosen[0].options
+        plain: dict[str, Any] = {
+            spec.name: spec.default for spec in fields(EngineOptions) if spec.name in OWN
+        }
+        (choice,) = read_models([word], replace(first, **plain))
+        async with self._turn:
+            for name in choice.served:
+                if name in self._service.all_names:
+                    raise InvalidRequest(
+                        f"{name!r:.200} is a model of this server; give the new one another name, "
+                        "as in MODEL:name=OTHER",
+                        param="model",
+                    )
+            return await self._load(choice, self._service.beside())
+
+    async def _load(self, choice: ModelChoice, service: Service) -> Service:
+        try:
+            number = await self._group.load(choice)
+        except (DoesNotFit, ModelFileError, UnsupportedModel) as error:
+            code = "does_not_fit" if isinstance(error, DoesNotFit) else None
+            raise InvalidRequest(error.message, param="model", code=code) from None
+        names = self._group.names(number)
+        self._attach(service, self._group.members[number], names)
+        self._chosen[service] = replace(choice, names=tuple(names))
+        self._numbers[service] = number
+        self._service.models.append(service)
+        return service
+
+    async def unload(self, name: str, *, rest: bool = False) -> None:
+        """Finish the requests of a model and give its memory back. `rest`: its names stay, and the
+        next request for it loads it again.
+
+        Raises `ModelNotFound`, and `InvalidRequest` for the first model.
+        """
+        async with self._turn:
+            for one in self.resting:
+                if name in one.names and not rest:
+                    self.resting.remove(one)
+                    return
+            service = next((one for one in self._service.models if name in one.names), None)
+            if service is None:
+                raise ModelNotFound(f"there is no model {name[:200]!r} to unload", param="model")
+            if service is self._service:
+                raise InvalidRequest(
+                    f"{service.name} is the server's first model, which stays", param="model"
+                )
+            self._service.models.remove(service)
+            self._keep.pop(service, None)
+            if rest:
+                self.resting.append(service)
+            await asyncio.sleep(GRACE_SECONDS)
+            await self._group.unload(self._numbers.pop(service), self._service.drain_seconds)
+
+    async def wanted(self, name: str) -> None:
+        """Load the model of this name again if it rests. Raises as `load`."""
+        if self._resting(name) is None:
+            return
+        async with self._turn:
+            service = self._resting(name)
+            if service is not None:  # Another caller may have loaded it meanwhile.
+                await self._load(self._chosen[service], service)
+                self.resting.remove(service)
+
+    def _resting(self, name: str) -> Service | None:
+        spelt = {name, name.removesuffix(":latest")}
+        return next((one for one in self.resting if spelt & set(one.names)), None)
+
+    # Ollama's habit
+
+    def keep(self, service: Service, seconds: float) -> None:
+        """Let a model rest so many seconds after its last request; infinity: it stays."""
+        self._keep.pop(service, None)
+        if service is not self._service and math.isfinite(seconds):
+            self._keep[service] = seconds
+            self._used[service] = time.monotonic()
+
+    def expires_in(self, service: Service) -> float:
+        """Return the seconds after which a model rests if no request comes; infinity: it stays."""
+        seconds = self._keep.get(service)
+        if seconds is None:
+            return math.inf
+        return max(0.0, seconds - (time.monotonic() - self._used[service]))
+
+    async def watch(self) -> None:
+        """Let models rest when their time is up, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = time.monotonic()
+            for service in list(self._keep):
+                number = self._numbers.get(service)
+                if number is None or self._group.members[number].in_work():
+                    self._used[service] = now
+                elif now - self._used[service] >= max(GRACE_SECONDS, self._keep[service]):
+                    await self.unload(service.name, rest=True)
+
+
+def kept_seconds(keep_alive: Any) -> float:
+    """Return the seconds of Ollama's `keep_alive`: a number of them, or a text as `5m`; below 0:
+    infinity. Raises `InvalidRequest`."""
+    if isinstance(keep_alive, bool) or not isinstance(keep_alive, int | float | str):
+        raise InvalidRequest("keep_alive must be seconds, or a time as in 5m", param="keep_alive")
+    text = str(keep_alive).strip()
+    if text.startswith("-"):
+        kept_seconds(text[1:])
+        return math.inf
+    return parse_seconds(text, "keep_alive", bare=True)
