@@ -180,5 +180,10 @@ def test_the_command_tells_what_loadgen_judged(tmp_path: Path) -> None:
         worse = log(tmp_path / "w", *[" tok" * 5 + " x"] * 8)
         told[told.index(str(reference))] = str(worse)
         assert runner.invoke(command, told).exit_code == 3
+        told[told.index("accuracy")], told[told.index(str(worse))] = "both", str(reference)
+        both = runner.invoke(command, [*told, "--seconds", "1", "--qps", "20"])
+        assert "8 of 8 answers equal" in both.output
+        assert both.output.count("logs: ") == 2
+        assert summary.read_text() in both.output
     refused = runner.invoke(command, ["mlperf", "Offline", "--reference", str(worse), *common])
     assert isinstance(refused.exception, InvalidRequest)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from headrace.base.errors import HeadraceError
 from headrace.base.layout import Layout
 from headrace.bench.material import AnyIds
 from headrace.bench.options import RunOptions
@@ -192,3 +193,43 @@ def test_the_verdict_does_not_depend_on_the_length(name: str, arrivals: str, sha
     assert None in told or told[0] == told[1]
     if share < 0.8 or share > 1:
         assert told[0] is (share < 1), "far from the most there is no doubt"
+
+
+CHANGED = ["llama-3.1-8b", "--arrivals", "poisson:2", "--input", "100", "--output", "20"]
+CHANGED += ["--requests", "50", "--hardware", "H100"]
+
+
+def test_changes_stand_beside_the_load_as_asked() -> None:
+    flags = ["--change", "replicas=2", "--change", "kv-dtype=fp8,rows=8", "--json"]
+    done = CliRunner().invoke(command, [*CHANGED, *flags])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert list(told["changes"]) == ["replicas=2", "kv-dtype=fp8,rows=8"]
+    assert told["changes"]["replicas=2"]["simulation"]["replicas"] == 2
+    alone = CliRunner().invoke(command, [*CHANGED, "--replicas", "2", "--json"])
+    one, other = told["changes"]["replicas=2"], json.loads(alone.stdout)
+    assert {**one, "created": None} == {**other, "created": None}
+
+
+def test_a_table_has_a_row_for_each_change() -> None:
+    done = CliRunner().invoke(command, [*CHANGED, "--change", "speculate=0.7"])
+    assert done.exit_code == 0, done.output
+    rows = done.stdout.splitlines()
+    assert any(row.startswith("as asked") for row in rows)
+    assert any(row.startswith("speculate=0.7") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("replica=2", "replicas"),
+        ("replicas", "kv_dtype=fp8"),
+        ("replicas=two", "a number"),
+        ("prefix_cache=maybe", "yes or no"),
+    ],
+)
+def test_a_wrong_change_is_refused_by_name(text: str, said: str) -> None:
+    done = CliRunner().invoke(command, [*CHANGED, "--change", text])
+    assert isinstance(done.exception, HeadraceError)
+    assert said in done.exception.message
+    assert done.exception.param == "change"

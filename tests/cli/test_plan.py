@@ -135,9 +135,20 @@ def test_given_devices_keep_the_limits_up_to_a_rate() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["vllm", "helm"])
+def test_the_command_of_a_plan_is_all_that_is_printed(name: str, tmp_path: Path) -> None:
+    flags = [*SMALL, "--devices", "1xH100", "--command", name, "--launch", str(tmp_path)]
+    done = CliRunner().invoke(command, flags)
+    assert done.exit_code == 0, done.output
+    file = "values.yaml" if name == "helm" else f"{name}.sh"
+    assert done.stdout == (tmp_path / file).read_text()
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
+        (["--command", "vlm"], "vllm"),
+        (["--command", "vllm", "--json"], "--json"),
         (["--devices", "8xH100", "--rate", "3"], "rate"),
         (["--devices", "8xX900"], "X900"),
         (["--devices", "eight"], "8xH100"),

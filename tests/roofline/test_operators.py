@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from headrace.base.layout import Layout
 from headrace.base.step import StepPlan
 from headrace.roofline.collectives import collective_seconds, moved_bytes
 from headrace.roofline.composition import (
+    Attended,
     compose,
     compose_plan,
     decode_step,
@@ -313,3 +315,32 @@ def test_the_last_layer_has_the_price_of_its_own_weights() -> None:
     assert counts["gate_up/last"].weight_bytes == counts["gate_up"].weight_bytes == 3_000_000
     alike = by_label(count_step(case, decode_step(arch, 4, 100)))
     assert alike["gate_up"].calls == arch.layers
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 3)), max_size=12),
+    st.sampled_from([(None,), (1, None), (16, 40), (200,)]),
+)
+def test_a_composition_is_the_sum_of_its_entries(
+    entries: list[tuple[int, int]], windows: tuple[int | None, ...]
+) -> None:
+    """Token by token: the position p sees min(p + 1, window) positions."""
+    starts, counts = [start for start, _ in entries], [count for _, count in entries]
+    step = compose(replace(LLAMA_8B, windows=windows), starts, counts)
+    for window in windows:
+        seen = [
+            [min(p + 1, window or p + 1) for p in range(start, start + count)]
+            for start, count in entries
+        ]
+        lowest = [0 if window is None else max(0, start + 1 - window) for start in starts]
+        assert step.attended[window] == Attended(
+            sum(map(sum, seen)),
+            sum(start + count - low for (start, count), low in zip(entries, lowest, strict=True)),
+            sum(
+                sum(one)
+                for one, (start, count) in zip(seen, entries, strict=True)
+                if start and count == 1
+            ),
+        )
+    assert step.decodes == sum(1 for start, count in entries if start and count == 1)
+    assert step.tokens == sum(counts)

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from headrace.server.accounts import Accounts
 from headrace.server.app import create_app, create_operator_app
 from headrace.server.hosts import read_hosts
 from headrace.server.keys import Key, hash_of, new_key, write_keys
-from headrace.server.tls import Tls
+from headrace.server.tls import Tls, _Handshakes
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -141,6 +141,36 @@ def test_a_certificate_without_its_key_changes_nothing(tmp_path: Path) -> None:
         key.write_bytes(fresh_key.read_bytes())
         assert tls.refresh() is True
         assert shaken(port, ca)
+
+
+def test_a_client_without_tls_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its connection ends without an answer, so only the log says what was wrong."""
+    ca = authority(tmp_path, "ca")
+    tls = Tls(*issued(tmp_path, "server", ca), None)
+    with greeting(tls.context) as port:
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port), timeout=120) as raw:
+                raw.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                with suppress(ConnectionError):
+                    assert b"hi" not in raw.recv(100)
+        assert not shaken(port, authority(tmp_path, "foreign"))
+        assert shaken(port, ca)
+    plain, refused = caplog.records  # The second and third of one reason wait for a minute.
+    assert "begin with https" in plain.message
+    assert refused.message == "a TLS handshake failed"
+    assert "UNKNOWN_CA" in refused.reason  # type: ignore[attr-defined]
+
+
+def test_failed_handshakes_of_one_reason_are_a_line_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    failures = _Handshakes(lambda: now[0])
+    error = ssl.SSLError(1, "[SSL: HTTP_REQUEST] http request")
+    error.reason = "HTTP_REQUEST"
+    for now[0] in (0.0, 1.0, 59.0, 61.0):
+        failures.note(error)
+    assert [one.times for one in caplog.records] == [1, 3]  # type: ignore[attr-defined]
 
 
 def test_a_removed_authority_lets_nobody_in(tmp_path: Path) -> None:

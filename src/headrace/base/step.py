@@ -293,3 +293,9 @@ class StepResult:
     failures: dict[int, str] = field(default_factory=dict)
     """Reasons why single sequences cannot go on, by entry; their requests end with an
     `InvalidRequest`."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether it has nothing but tokens."""
+        more = self.logprobs, self.prompt_logprobs, self.outputs, self.proposed, self.verified
+        return not (self.failures or self.spoiled) and more == (None,) * len(more)

@@ -102,8 +102,12 @@ class Client:
         emit: Emit,
         recount: Recount | None = None,
         ask: Callable[[], None] = lambda: None,
+        heard: Callable[[RequestRecord, str], None] = lambda _record, _text: None,
     ) -> None:
-        """Prepare a job; `ask` requests more sessions of an endless one, which come by `add`."""
+        """Prepare a job; `ask` requests more sessions of an endless one, which come by `add`.
+
+        `heard` takes each ended record with its answer's text.
+        """
         self.job = job
         self._ask = ask
         self._asked = False
@@ -114,6 +118,7 @@ class Client:
         self.audit = ClientAudit(job.process)
         self._emit = emit
         self._recount = recount
+        self._heard = heard
         self._pool = Pool(parse_url(job.target.url))
         self._lags: list[int] = []
         self._watch = TaskWatch()
@@ -127,6 +132,11 @@ class Client:
     def ended(self) -> bool:
         """Whether nothing new is to be started."""
         return self._stopped or self.hang_up or self.audit.gave_up
+
+    @property
+    def begun(self) -> int:
+        """Number of answers in work of which a part has come."""
+        return sum(bool(stream.record.chunk_ns) for stream in self._streams)
 
     async def run(self, start_ns: int) -> None:
         """Run all sessions; return when the last answer is in."""
@@ -251,6 +261,7 @@ class Client:
                 history.append({"role": turn.role, "content": turn.text})
             text = await self._request(record, turn, history)
             self._emit(record)
+            self._heard(record, text)
             self._lost = self._lost + 1 if record.error_kind == "connection" else 0
             if self._lost >= GONE:
                 self.audit.gave_up = True

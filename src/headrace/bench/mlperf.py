@@ -68,7 +68,7 @@ class MlperfOptions:
 
     target: Target
     scenario: str = "Offline"
-    mode: str = option("performance", "performance or accuracy.")
+    mode: str = option("performance", "performance, accuracy or both.")
     samples: int | None = option(
         None, f"Samples; none: all of a data set or trace, else {LIBRARY}.", above=0
     )

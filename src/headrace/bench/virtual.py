@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ..engine.simulator.sim import Cluster
 from ..engine.simulator.sim_replica import TOKEN, SimAnswer, SimRequest
 from .material import Material
@@ -246,7 +248,7 @@ class Simulation:
                 group=user.session.group,
                 planned_ns=round(user.planned * NS),
                 sent_ns=round(answer.arrived * NS),
-                chunk_ns=[round(time * NS) for time in answer.times],
+                chunk_ns=np.rint(np.array(answer.times) * NS).astype(np.int64).tolist(),
                 end_ns=round(answer.end * NS),
                 status=503 if answer.error else 200,
                 error=answer.error,

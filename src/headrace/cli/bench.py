@@ -35,6 +35,7 @@ from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
 from ..roofline.page import charts, page
 from ..roofline.plot import write_png
+from .bench_failover import failover_command
 from .bench_flags import (
     EVERY_GATE,
     UNSAID,
@@ -467,6 +468,7 @@ def _sweep_seed(folder: Path, wish: int) -> int:
 
 command.command("mlperf")(mlperf_command)
 command.command("mlperf-check")(mlperf_check_command)
+command.command("failover")(failover_command)
 command.command("accuracy")(accuracy_command)
 command.command("hear")(hear_command)
 command.command("throughput", cls=BriefHelp)(throughput_command)

@@ -39,7 +39,7 @@ from ..roofline.planner import (
 from ..roofline.prices import read_prices
 from ..roofline.steady import Demand, Goal
 from .plan_check import Check, Checked
-from .plan_launch import ENGINES, write_launch
+from .plan_launch import ENGINES, STARTS, launch_text, write_launch
 from .plan_show import PlanQuestion, document, show
 from .plan_tiers import print_tiers
 from .progress import StatusLine
@@ -125,6 +125,14 @@ def plan(
             help=f"Folder for the commands that start the best layout: {', '.join(ENGINES)}."
         ),
     ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--command",
+            metavar="NAME",
+            help=f"Print nothing but what starts the best layout: {', '.join(STARTS)} (values).",
+        ),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also why other layouts are not chosen.")
     ] = False,
@@ -135,6 +143,8 @@ def plan(
     if tiers is not None:
         print_tiers(tiers, tiers_pool, tiers_price, as_json=as_json)
         return
+    if start is not None:
+        _verify_command(start, as_json=as_json)
     if devices is not None and (rate is not None or trace is not None):
         other = "rate" if rate is not None else "trace"
         raise InvalidRequest(f"devices asks for the rate: leave out --{other}", param="devices")
@@ -181,13 +191,24 @@ def plan(
     best = checked[0] if checked and checked[0].kept else None
     if as_json:
         print(json.dumps(document(question, found, checked)))
-    else:
+    elif start is None or best is None:
         show(question, found, checked, verbose=verbose)
     if best is None:
         raise HeadraceError(impossible(found, checked, demand), param="ttft")
+    if start is not None:
+        print(launch_text(start, question, best.candidate), end="")
     if launch is not None:
         for path in write_launch(launch, question, best.candidate):
-            print(path, file=sys.stderr if as_json else sys.stdout)
+            print(path, file=sys.stderr if as_json or start else sys.stdout)
+
+
+def _verify_command(name: str, *, as_json: bool) -> None:
+    if name not in STARTS:
+        raise InvalidRequest(
+            f"command must be one of {', '.join(STARTS)}, not {name!r:.60}", param="command"
+        )
+    if as_json:
+        raise InvalidRequest("command prints no JSON: leave out --json", param="command")
 
 
 def parse_devices(text: str) -> dict[str, int]:

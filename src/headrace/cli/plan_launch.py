@@ -34,8 +34,8 @@ def write_launch(folder: Path, question: PlanQuestion, candidate: Candidate) -> 
     """Write the files of a plan; return them. Raises `OptionError` if the folder cannot be
     written."""
     files = {"values.yaml": values(question, candidate)}
-    for name, make in ENGINES.items():
-        files[f"{name}.sh"] = script(name, make, question, candidate)
+    for name in ENGINES:
+        files[f"{name}.sh"] = script(name, question, candidate)
     if _attention_groups(candidate) or _narrow_kv(candidate):
         files["tensorrt-llm.yaml"] = tensorrt_config(candidate)
     try:
@@ -47,13 +47,14 @@ def write_launch(folder: Path, question: PlanQuestion, candidate: Candidate) -> 
     return [folder / name for name in files]
 
 
-def script(
-    name: str,
-    make: Callable[[PlanQuestion, Pool], Words],
-    question: PlanQuestion,
-    candidate: Candidate,
-) -> str:
+def launch_text(name: str, question: PlanQuestion, candidate: Candidate) -> str:
+    """Return what starts a plan: an engine's script, or with `HELM` the values of our chart."""
+    return values(question, candidate) if name == HELM else script(name, question, candidate)
+
+
+def script(name: str, question: PlanQuestion, candidate: Candidate) -> str:
     """Return the shell script that starts an engine's replicas on one node after another."""
+    make = ENGINES[name]
     lines = ["#!/bin/sh", *_comment(question, candidate)]
     known = json.loads(FLAGS.read_text())
     if name in known:
@@ -264,6 +265,9 @@ ENGINES: dict[str, Callable[[PlanQuestion, Pool], Words]] = {
     "dynamo": _dynamo,
 }
 """Engine → the command of one replica, without its port."""
+HELM = "helm"
+STARTS = (*ENGINES, HELM)
+"""Names of `launch_text`."""
 
 
 def values(question: PlanQuestion, candidate: Candidate) -> str:

@@ -150,7 +150,8 @@ def _say_best(say: Any, question: PlanQuestion, best: Checked) -> None:
         )
     say(
         f"  {c.rate * demand.output_tokens:,.0f} output tokens/s, {_per_device(c, demand):,.0f} a "
-        f"device, {best.per_user:.0f} a user; {c.price_per_hour:,.2f} {question.source.currency} "
+        f"device, {best.per_user:.0f} a user, {_users(best, demand):,} users at a time; "
+        f"{c.price_per_hour:,.2f} {question.source.currency} "
         f"an hour, {cost:.3f} per million output tokens"
     )
     if question.counts is not None:
@@ -177,6 +178,13 @@ def _say_errors(say: Any, question: PlanQuestion, checked: list[Checked]) -> Non
 
 def _per_device(candidate: Candidate, demand: Demand) -> float:
     return candidate.rate * demand.output_tokens / candidate.devices
+
+
+def _users(best: Checked, demand: Demand) -> int:
+    """Return the answers that are written at a time, by Little's law and the median user's
+    speed."""
+    seconds = demand.output_tokens / best.per_user if best.per_user else 0.0
+    return max(1, round(best.candidate.rate * seconds))
 
 
 def _time(seconds: float) -> str:

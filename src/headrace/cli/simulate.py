@@ -5,33 +5,24 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ..base.config import parse_seconds
 from ..base.errors import HeadraceError
-from ..base.layout import Layout
 from ..bench.compare import INVALID_RUN, MISSED
 from ..bench.live import show_result
 from ..bench.options import RunOptions
 from ..bench.report import html_report
-from ..bench.steady_run import document, steady_run
-from ..engine.loop.draft_law import MEASURED, draft_law
-from ..engine.simulator.described import make_case
+from ..engine.loop.draft_law import MEASURED
 from ..engine.simulator.routing import ROUTERS
-from ..engine.simulator.sim import Cluster, Failures
 from ..engine.simulator.sim_replica import ReplicaSpec
-from ..roofline.hardware import find_hardware
-from ..roofline.machine import calibration_path
 from .bench_flags import with_run_flags
 from .progress import StatusLine
-
-LOOP = {"gateway": "gateway", "loop": "step", "row": "row", "answer": "answer"}
-"""Option → the part of `Loop` that it states."""
+from .simulate_engines import Engines, show_changes
 
 
 @with_run_flags(
@@ -112,6 +103,14 @@ def simulate(
     answer: Annotated[
         str | None, typer.Option(metavar="TIME", help="From a step's end to the client.")
     ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="The same load with another value of an option of the engines, beside it, as in "
+            "kv_dtype=fp8 or replicas=2,routing=prefix; repeat it.",
+        ),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -120,64 +119,60 @@ def simulate(
     Ramp and drain are not counted. Exit status: 3 if the SLO is missed, 4 if the figures depend on
     the length of the run.
     """
-    device = find_hardware(hardware, calibration_path())
-    given = {"gateway": gateway, "loop": loop, "row": row, "answer": answer}
-    stated = {
-        f"{LOOP[name]}_seconds": parse_seconds(text, name)
-        for name, text in given.items()
-        if text is not None
-    }
-    device = replace(device, loop=replace(device.loop, **stated))
-    case = make_case(model, device, format, "auto", kv_dtype, Layout.parse(layout), skew)
-    spec = ReplicaSpec(
-        case,
-        device,
-        rows=rows,
-        step_tokens=step_tokens,
-        max_context=max_context,
-        depth=depth,
-        prefix_cache=prefix_cache,
-        drafts=None if speculate == "off" else draft_law(speculate),
+    engines = Engines(
+        model,
+        hardware,
+        replicas,
+        prefill,
+        handover,
+        routing,
+        told_after,
+        layout,
+        skew,
+        format,
+        kv_dtype,
+        rows,
+        step_tokens,
+        max_context,
+        depth,
+        prefix_cache,
+        speculate,
+        failures,
+        restart,
+        gateway,
+        loop,
+        row,
+        answer,
     )
-    options = replace(options, url="simulated", model=model, devices=replicas * case.layout.devices)
-    dying = None
-    if failures is not None:
-        dying = Failures(
-            parse_seconds(failures, "failures", bare=True),
-            parse_seconds(restart, "restart", bare=True),
-        )
-    told = None if told_after is None else parse_seconds(told_after, "told_after", bare=True)
-
-    def cluster(warm: bool) -> Cluster:
-        return Cluster(
-            spec,
-            replicas,
-            routing,
-            prefill=prefill,
-            told_after=told,
-            handover=handover,
-            failures=dying,
-            warm=warm,
-        )
-
-    begin = time.perf_counter()
+    every = [("as asked", engines), *((text, engines.changed(text)) for text in change or [])]
+    spec, begin = engines.spec(), time.perf_counter()
+    results: list[tuple[str, dict[str, Any]]] = []
     with StatusLine(sys.stderr, f"simulating {model}") as said:
-        found = steady_run(cluster, options, watch=said)
-    result = document(found)
-    result["server"]["model"] = model
+        for name, each in every:
+            told = said if name == "as asked" else partial(_of_change, said, name)
+            results.append((name, each.run(options, told)))
+    result = results[0][1]
+    console = Console(highlight=False, markup=False)
     if as_json:
-        print(json.dumps(result))
+        more = dict(results[1:])
+        print(json.dumps({**result, "changes": more} if more else result))
     else:
-        _show(Console(highlight=False, markup=False), result, spec, time.perf_counter() - begin)
+        _show(console, result, spec, time.perf_counter() - begin)
+        if change:
+            show_changes(console, results)
     if html is not None:
         try:
             html.write_text(html_report(result))
         except OSError as error:
             raise HeadraceError(f"{html}: {error.strerror}") from None
-    if found.met is False:
+    if result["slo"] is not None and result["slo"]["met"] is False:
         raise typer.Exit(MISSED)
     if not result["valid"]:
         raise typer.Exit(INVALID_RUN)
+
+
+def _of_change(said: StatusLine, name: str, part: str) -> None:
+    said(f"{name}: {part}")
 
 
 def _show(console: Console, result: dict[str, Any], spec: ReplicaSpec, spent: float) -> None:

@@ -33,7 +33,7 @@ class Attended(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Composition:
     """One step: N tokens of B entries with R sampled rows."""
 
@@ -69,35 +69,38 @@ def compose(
 ) -> Composition:
     """Compute the sums of a step; `samples` defaults to one per entry."""
     windows: set[int | None] = set(arch.windows) if arch.windows else {None}
+    entries = len(counts)
+    if len(starts) != entries:
+        raise ValueError(f"{len(starts)} starts for {entries} counts")
+    # Most entries of most steps are single tokens: these are summed without a loop of Python's.
+    pieces: list[tuple[int, int]] = []
+    singles = starts
+    if counts.count(1) < entries:
+        each = list(zip(starts, counts, strict=True))
+        pieces = [one for one in each if one[1] != 1]
+        singles = [start for start, count in each if count == 1]
+    first = singles.count(0)
+    """Entries of one token without a past."""
     attended: dict[int | None, Attended] = {}
     for window in windows:
-        if window is None:
-            lengths = [start + count for start, count in zip(starts, counts, strict=True)]
-            pairs = sum(
-                length * (length + 1) - start * (start + 1)
-                for start, length in zip(starts, lengths, strict=True)
-            )
-            decoded = sum(
-                length
-                for start, count, length in zip(starts, counts, lengths, strict=True)
-                if count == 1 and start
-            )
-            attended[window] = Attended(pairs // 2, sum(lengths), decoded)
-            continue
-        pairs = cached = decoded = 0
-        for start, count in zip(starts, counts, strict=True):
-            pairs += visible_pairs(start, count, window)
-            seen = visible_tokens(start, count, window)
-            cached += seen
-            decoded += seen if count == 1 and start else 0
-        attended[window] = Attended(pairs, cached, decoded)
+        seen = _seen(singles, window)
+        pairs = seen + sum(visible_pairs(start, count, window) for start, count in pieces)
+        cached = seen + sum(visible_tokens(start, count, window) for start, count in pieces)
+        attended[window] = Attended(pairs, cached, seen - first)
     return Composition(
         tokens=sum(counts),
-        entries=len(counts),
-        samples=len(counts) if samples is None else samples,
-        decodes=sum(1 for start, count in zip(starts, counts, strict=True) if start and count == 1),
+        entries=entries,
+        samples=entries if samples is None else samples,
+        decodes=len(singles) - first,
         attended=attended,
     )
+
+
+def _seen(starts: Sequence[int], window: int | None) -> int:
+    """Count the positions that single tokens at `starts` see, each for itself."""
+    if window is not None and starts and max(starts) >= window:
+        return sum([min(start + 1, window) for start in starts])
+    return sum(starts) + len(starts)
 
 
 def compose_plan(arch: ModelArch, plan: StepPlan) -> Composition:

@@ -49,9 +49,10 @@ def kv_share(case: Case) -> int:
     return 1 if case.arch.mla is not None else min(case.layout.tp, case.arch.kv_heads)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Count:
-    """One operator of a step, for one call on one device."""
+    """One operator of a step, for one call on one device. Nothing changes one; it is not frozen
+    because a step makes dozens, and freezing would take longer than the rest."""
 
     operator: str
     """The kind of the model's node; also "sample", "pool" and the collectives ("all_reduce",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from ..base.arch import ModelArch
 from ..base.errors import OptionError
@@ -61,6 +62,7 @@ def check_kv_dtype(kv_dtype: str) -> None:
         )
 
 
+@lru_cache(maxsize=256)
 def kv_token_bytes(spec: AttentionSpec | LatentSpec, kv_dtype: str) -> int:
     """Return the bytes that one token adds to a layer's KV (see `base.groups.kept_arrays`)."""
     check_kv_dtype(kv_dtype)

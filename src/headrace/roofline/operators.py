@@ -112,12 +112,11 @@ def count_step(case: Case, step: Composition) -> list[Count]:
     return [*counts, *_ends(case, step), *collectives(case, step.tokens)]
 
 
-def attention_counts(case: Case, step: Composition) -> Iterator[Count]:
-    """Yield the counts that depend on the sequences' lengths; all others depend on tokens and
-    samples."""
-    for group in _groups_of(case, step):
-        if group.node.kind == "attend":
-            yield attend(case, step, group, step.tokens, "")
+def attention_groups(case: Case, *, samples: bool) -> tuple[Group, ...]:
+    """Return the groups whose counts depend on the sequences' lengths (`attend`); all others depend
+    on tokens and samples."""
+    found = groups(case.arch, samples, case.layout)
+    return tuple(group for group in found if group.node.kind == "attend")
 
 
 def _groups_of(case: Case, step: Composition) -> tuple[Group, ...]:

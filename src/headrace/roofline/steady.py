@@ -88,6 +88,7 @@ class Engine:
         self._model = StepModel(case, hardware)
         self._context = demand.input_tokens + demand.output_tokens // 2
         self._decodes: dict[int, float] = {}
+        self._mixed: dict[tuple[int, int], float] = {}
 
     def decode(self, batch: int) -> float:
         """Return the seconds of a decode step, with the server's overhead, per token."""
@@ -104,11 +105,15 @@ class Engine:
 
     def mixed(self, batch: int, chunk: int) -> float:
         """Return the seconds of a step that also has a chunk, from the middle of the prompt."""
+        if (found := self._mixed.get((batch, chunk))) is not None:
+            return found
         fresh = self.demand.fresh
         start = self.demand.shared_tokens + (fresh - chunk) // 2
         starts, counts = [self._context] * batch + [start], [1] * batch + [chunk]
         around = self.hardware.loop.around(batch + 1)
-        return around + self._model.seconds(compose(self.case.arch, starts, counts))
+        seconds = around + self._model.seconds(compose(self.case.arch, starts, counts))
+        self._mixed[batch, chunk] = seconds
+        return seconds
 
     def prompt(self, step_tokens: int) -> float:
         """Return the seconds of a whole prompt without a batch."""

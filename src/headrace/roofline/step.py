@@ -22,7 +22,7 @@ from .composition import Composition
 from .counts import Case, Count
 from .efficiency import Efficiency
 from .hardware import Hardware
-from .operators import attention_counts, count_step
+from .operators import attend, attention_groups, count_step
 from .routing import padding
 from .weights import PARTS
 
@@ -271,6 +271,9 @@ class StepModel:
         self.case = case
         self.hardware = hardware
         self._rest: dict[tuple[int, int], Estimate] = {}
+        self._attending = {
+            samples: attention_groups(case, samples=samples) for samples in (False, True)
+        }
 
     def time(self, step: Composition) -> StepTime:
         return step_time(self.case, self.hardware, step)
@@ -289,10 +292,12 @@ class StepModel:
         key = step.tokens, step.samples
         rest = self._rest.get(key)
         if rest is None:
-            counts = [c for c in count_step(self.case, step) if c.kind != "attention"]
-            rest = self._sum(counts, self.hardware.efficiency.step_seconds)
+            others = [c for c in count_step(self.case, step) if c.kind != "attention"]
+            rest = self._sum(others, self.hardware.efficiency.step_seconds)
             self._rest[key] = rest
-        attention = self._sum(attention_counts(self.case, step), 0.0)
+        groups = self._attending[step.samples > 0]
+        counts = [attend(self.case, step, group, step.tokens, "") for group in groups]
+        attention = self._sum(counts, 0.0)
         return Estimate(*(mine + more for mine, more in zip(rest, attention, strict=True)))
 
     def _sum(self, counts: Iterable[Count], seconds: float) -> Estimate:

@@ -32,6 +32,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
 from headrace.base.environment import check_plans
 from headrace.base.errors import InvalidRequest, Overloaded
@@ -247,30 +248,34 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceDelta]:
         """Book the result of the oldest plan in flight; return the deltas of its entries."""
+        return cast("list[SequenceDelta]", self.book(plan, result, bare=False))
+
+    def book(self, plan: StepPlan, result: StepResult, *, bare: bool) -> list[SequenceDelta | Work]:
+        """Book the result of the oldest plan in flight; return the deltas of its entries.
+
+        `bare`: a decode that gained one token, and nothing else, stands for its delta.
+        """
         if result.error is not None:
-            return self.fail(plan, result.error)
+            return [*self.fail(plan, result.error)]
         flight = self._land(plan)
         assert len(result.tokens) == len(plan.rows), "the result is not of this plan"
         self.kv.settle(plan.number)
         number, decodes = plan.number, flight.decodes
-        only, drafting = decodes == len(plan.rows), 0.0
-        if result.drafting is not None:
-            drafting = result.drafting.seconds
-            self._drafts.learn(result.drafting, result.seconds, decodes=only)
-        if self.prices is not None and only:
-            self.prices.observe(computed(plan, result), result.seconds - drafting)
-        if result.verified:
-            tokens = computed(plan, result)
-            self._drafts.note(tokens, decodes, result.verified, self.prices, drafting)
+        _learn(self._drafts, self.prices, plan, result, decodes)
         running, finished = State.RUNNING, State.FINISHED
-        deltas: list[SequenceDelta] = []
+        deltas: list[SequenceDelta | Work] = []
         delta: SequenceDelta | None
         sampled = 0
+        single = decodes if bare and result.plain else 0
+        starts, counts, new = plan.starts, plan.counts, result.tokens
         for i, work in enumerate(flight.entries):
             work.in_flight -= 1
-            work.chunk_start = plan.starts[i] + plan.counts[i]
+            work.chunk_start = starts[i] + counts[i]
             if number > work.void_until and work.state is not finished:
-                if i in result.failures:
+                if i < single and work.goes_on(new[i]):
+                    deltas.append(work)
+                    sampled, delta = sampled + 1, None
+                elif i in result.failures:
                     delta = work.fault(result.failures[i])
                 elif i in result.spoiled:
                     delta = work.end("error", result.spoiled[i])
@@ -500,3 +505,21 @@ class Scheduler:
         """Assert the invariants between any two calls; when idle, that nothing is held."""
         live = [work for works in self._requests.values() for work in works]
         check(live, self._flights, self._roster, self._encodings)
+
+
+def _learn(
+    drafts: DraftCounts,
+    prices: StepPrices | None,
+    plan: StepPlan,
+    result: StepResult,
+    decodes: int,
+) -> None:
+    """Learn from a step what drafts and decodes cost."""
+    only, drafting = decodes == len(plan.rows), 0.0
+    if result.drafting is not None:
+        drafting = result.drafting.seconds
+        drafts.learn(result.drafting, result.seconds, decodes=only)
+    if prices is not None and only:
+        prices.observe(computed(plan, result), result.seconds - drafting)
+    if result.verified:
+        drafts.note(computed(plan, result), decodes, result.verified, prices, drafting)

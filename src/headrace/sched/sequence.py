@@ -85,6 +85,13 @@ class Sequence(Work):
             break
         return delta
 
+    def goes_on(self, new: list[int]) -> bool:
+        tokens = self.tokens
+        if len(new) != 1 or new[0] in self.stops or len(tokens) + 1 >= self.length:
+            return False
+        tokens += new
+        return True
+
     def _score(self, start: int, scores: list[TokenLogprobs]) -> SequenceDelta | None:
         """Return a chunk's log-probabilities from `start` that were not delivered before a
         preemption."""

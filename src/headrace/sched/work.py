@@ -155,6 +155,11 @@ class Work:
         """
         raise NotImplementedError
 
+    def goes_on(self, new: list[int]) -> bool:
+        """Take one new token that does not end the work; return whether it is such a one, and
+        nothing is taken otherwise."""
+        return False
+
     def move(self, state: State) -> None:
         """Change the state; nothing else does."""
         assert state in LEGAL[self.state], f"{self.state} → {state}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from ..base.errors import OptionError
 log = logging.getLogger("headrace.server.tls")
 
 LOOK_SECONDS = 10.0
+TOLD_SECONDS = 60.0
+"""Least time between two log lines about handshakes that fail for one reason."""
+PLAIN = "HTTP_REQUEST"
+"""OpenSSL's reason if a client does not speak TLS at all, but HTTP."""
 _CRL = b"-----BEGIN X509 CRL-----"
 
 
@@ -31,6 +36,45 @@ class _Newest(ssl.SSLContext):
         return self.current.wrap_bio(*arguments, **named)
 
 
+class _Handshakes:
+    """Log of failed handshakes: asyncio closes those connections without a word."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: dict[str, tuple[float, int]] = {}
+        """Reason (OpenSSL has some hundred) → time of its last line, failures since."""
+
+    def note(self, error: ssl.SSLError) -> None:
+        """Log a failure, at most one line a minute for each reason."""
+        reason, now = error.reason or type(error).__name__, self._clock()
+        last, since = self._told.get(reason, (-TOLD_SECONDS, 0))
+        if now - last < TOLD_SECONDS:
+            self._told[reason] = last, since + 1
+            return
+        self._told[reason] = now, 0
+        text = "a client spoke plain HTTP to the TLS port: its address must begin with https"
+        log.warning(
+            text if reason == PLAIN else "a TLS handshake failed",
+            extra={"reason": reason, "times": since + 1},
+        )
+
+    def watched(self) -> type[ssl.SSLObject]:
+        """Return a class of connections whose failed handshakes are noted."""
+        note = self.note
+
+        class Watched(ssl.SSLObject):
+            def do_handshake(self) -> None:
+                try:
+                    super().do_handshake()
+                except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    raise
+                except ssl.SSLError as error:
+                    note(error)
+                    raise
+
+        return Watched
+
+
 class Tls:
     """TLS context of one server; `watch` keeps its certificate fresh."""
 
@@ -41,6 +85,7 @@ class Tls:
         self._files = [cert, key] + ([clients] if clients else [])
         self._cert, self._key, self._clients = cert, key, clients
         self._seen = self._state()
+        self._connections = _Handshakes().watched()
         self.context = _Newest(ssl.PROTOCOL_TLS_SERVER)
         self.context.current = self._fresh()
 
@@ -56,6 +101,7 @@ class Tls:
     def _fresh(self) -> ssl.SSLContext:
         """Return a context made only of the current files. Raises `OptionError`."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.sslobject_class = self._connections
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             context.load_cert_chain(self._cert, self._key)

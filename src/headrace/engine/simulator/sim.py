@@ -28,12 +28,14 @@ from ...base.sampling import SamplingParams
 from ...base.spec import RequestSpec
 from ...kv.split import SplitChoice
 from ...roofline.formats import kv_bytes_of_all
+from ...sched.work import Work
 from .routing import ROUTERS, LeastLoaded, PrefixAffinity
 from .sim_link import Ports, Transfer
 from .sim_replica import (
     COMPUTED,
     DECODE_BUDGET,
     GRAIN,
+    ONE,
     RECEIVED,
     TOKEN,
     Clock,
@@ -370,11 +372,21 @@ class Cluster:
         self._dirty[replica.number] = replica
         self._deliver(replica, replica.land())
 
-    def _deliver(self, replica: Replica, deltas: Iterable[SequenceDelta]) -> None:
-        """Give clients a step's tokens."""
+    def _deliver(self, replica: Replica, deltas: Iterable[SequenceDelta | Work]) -> None:
+        """Give clients a step's tokens; work stands for one of its own."""
         now = self.clock.now + replica.spec.hardware.loop.answer_seconds
         answers, decodes = self._answers, replica.role == "decode"
-        for delta in deltas:
+        for one in deltas:
+            if isinstance(one, Work):
+                answer = answers.get(one.request.id)
+                if answer is not None and not answer.again and answer.request.cancel_after is None:
+                    self.tokens += 1
+                    answer.times.append(now)
+                    continue
+                delta = one.news()
+                delta.tokens = ONE
+            else:
+                delta = one
             answer = answers.get(delta.request_id)
             if answer is None:
                 continue  # Its client hung up in this very step.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,10 +18,13 @@ from ...roofline.hardware import Hardware
 from ...roofline.memory import MemoryPlan, plan_memory
 from ...roofline.step import StepModel
 from ...sched import Limits, Scheduler, StepPrices, StepRoom
+from ...sched.work import Work
 from ..loop.draft_law import LENGTHS, DraftLaw, verifying
 
 TOKEN = 1
 """The token of every simulated answer, so that a next turn finds it in the prefix index."""
+ONE, NONE = [TOKEN], list[int]()
+"""Tokens of an entry, which nothing changes: with a sample, and without."""
 
 GRAIN = 128
 """Tokens between two names of a prompt's beginnings: about 512 bytes, as in a live router."""
@@ -60,6 +64,11 @@ class ReplicaSpec:
     kv_tokens: int | None = None
     """Cap of the KV pool, below the memory's capacity. The simulator keeps an object per block,
     which matters when hundreds of replicas never fill theirs."""
+    model: StepModel = field(init=False, compare=False, repr=False)
+    """Predictor of its steps, shared by all engines that are made of it: it remembers."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", StepModel(self.case, self.hardware))
 
     def memory(self) -> MemoryPlan:
         """Plan the memory of one rank; raises `DoesNotFit` as the engine would.
@@ -177,7 +186,7 @@ class Replica:
             "fcfs",
             spec.depth,
         )
-        self.model = StepModel(spec.case, spec.hardware)
+        self.model = spec.model
         prices = None
         if spec.drafts is not None and role != "prefill":
             limits = replace(limits, drafts=LENGTHS[-1])
@@ -216,12 +225,12 @@ class Replica:
         """Seconds of the prompts that it was given and that have not ended."""
         return self.computing(sum(len(one.prompt) for one in self.scheduler.requests()))
 
-    def begin(self) -> list[SequenceDelta]:
+    def begin(self) -> Sequence[SequenceDelta | Work]:
         """Admit its requests in one step that takes no time; later steps have the usual budget.
 
         Their prompts are in the KV cache at once, as those of requests that came before the start.
         """
-        deltas: list[SequenceDelta] = []
+        deltas: Sequence[SequenceDelta | Work] = ()
         if (plan := self.scheduler.schedule()) is not None:
             self._flying.append((plan, 0.0))
             deltas = self.land()
@@ -245,14 +254,14 @@ class Replica:
             ends.append(self._last_end)
         return ends
 
-    def land(self) -> list[SequenceDelta]:
-        """Finish the oldest step."""
+    def land(self) -> Sequence[SequenceDelta | Work]:
+        """Finish the oldest step. A decode that only gained a token stands for its delta."""
         plan, seconds = self._flying.popleft()
-        tokens = [[TOKEN] if sampled else [] for sampled in plan.samples]
+        tokens = [ONE if sampled else NONE for sampled in plan.samples]
         result = StepResult(plan.number, tokens, seconds=seconds)
         if self.scheduler.limits.drafts:
             self._speculate(plan, result)
-        return self.scheduler.update(plan, result)
+        return self.scheduler.book(plan, result, bare=True)
 
     def die(self) -> list[str]:
         """Lose all requests in work; return their names. The cache is empty afterwards."""
@@ -278,7 +287,7 @@ class Replica:
             tried = min(count - 1, ready)
             if tried:
                 verified[entry] = Verified(law.name, tried, min(tried, right))
-                result.tokens[entry] *= 1 + verified[entry].accepted
+                result.tokens[entry] = ONE * (1 + verified[entry].accepted)
             self._drawn[row] = law.draw(self._random) if plan.samples[entry] else (0, 0)
             alive = law.survival(self._drawn[row][0])
             proposed.append(bytes(round(255 * one) for one in alive))
