@@ -16,7 +16,6 @@ from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.graph import (
     TOKENS,
     ActivationSpec,
-    AttentionSpec,
     EmbedSpec,
     Graph,
     Node,
@@ -27,6 +26,7 @@ from ..base.graph import (
 )
 from ..base.verify import verify
 from ..layers.description import Description
+from ..layers.encoder import bidirectional, two_products
 
 KIND = "qwen2_audio"
 """Value of `model_type` of configs with such an encoder."""
@@ -140,16 +140,8 @@ def _convolution(to: Description, x: Value, name: str, spec: WindowSpec, rows: R
 
 def _layer(to: Description, x: Value, layer: int, at: str) -> Value:
     """Describe a layer whose norms come before attention and feed-forward."""
-    arch = to.arch
-    spec = AttentionSpec(
-        layer, arch.heads, arch.heads, arch.head_dim, arch.scale, bidirectional=True
-    )
     normed = to.layer_norm(x, f"{at}.self_attn_layer_norm")
     names = [f"{at}.self_attn.{letter}_proj" for letter in "qkv"]
-    qkv = to.linear(normed, *names, outputs=[arch.hidden] * 3, bias=True, purpose="qkv")
-    mixed = to.node("attend", (qkv,), spec.queries, spec=spec)
-    x = to.add(x, to.linear(mixed, f"{at}.self_attn.out_proj", outputs=arch.hidden, bias=True))
+    x = to.add(x, bidirectional(to, layer, normed, names, f"{at}.self_attn.out_proj"))
     normed = to.layer_norm(x, f"{at}.final_layer_norm")
-    inner = to.linear(normed, f"{at}.fc1", outputs=arch.intermediate, bias=True, purpose="up")
-    inner = to.activate(inner, _GELU)
-    return to.add(x, to.linear(inner, f"{at}.fc2", outputs=arch.hidden, bias=True, purpose="down"))
+    return to.add(x, two_products(to, normed, f"{at}.fc1", f"{at}.fc2", _GELU))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..base.encodings import EncodingName, EncodingStart, SealedHandle
 from ..base.errors import EngineFault
 from ..base.graph import Value
-from ..base.slices import slices
+from ..base.slices import most_units, slices
 from ..base.spec import InputSpan
 from ..base.step import Admission, StepPlan
 from ..dist.payloads import read_payload
@@ -22,7 +22,6 @@ from ..kernels.arrays import Array, joined, tensor
 from ..kernels.encoded import EncodedRows
 from ..kernels.interpret import Interpreter
 from ..kernels.operators import KvCache, StepBatch
-from ..models.sounds import POSITIONS
 from .loading import OpenPart
 from .options import Resolved, WorkerOptions
 from .part import Part
@@ -63,7 +62,7 @@ class Encoder:
 
     def warm_up(self) -> None:
         """Touch every kernel once."""
-        units = 16
+        units = min(16, most_units(self.part.model.graph))
         rows = np.zeros((self._input.rows.of(units), self._input.width), np.float32)
         with self.part.inference():
             values = {self._input: self.part.activations(rows)}
@@ -148,7 +147,7 @@ def load_encoder(
     have them: `quantise` is about the language model."""
     _, graph, source = opened
     own = replace(options, quantise="auto")
-    return Encoder(Part(graph, source, own, resolved, POSITIONS, beside=text))
+    return Encoder(Part(graph, source, own, resolved, most_units(graph), beside=text))
 
 
 def _item(start: EncodingStart) -> EncodedItem:
