@@ -134,7 +134,10 @@ def test_every_key_of_others_is_flipped() -> None:
     assert set(FLIPS) == set(NEUTRAL)
 
 
-WRAPPERS = {"gemma3", "gemma4", "llama4", "mistral3", "qwen2_audio", "qwen3_5", "qwen3_5_moe"}
+WRAPPERS = {
+    "gemma3", "gemma4", "idefics3", "llama4", "mistral3", "qwen2_audio", "qwen3_5", "qwen3_5_moe",
+    "smolvlm",
+}  # fmt: skip
 """Configs around a text model's, which is a family of its own."""
 
 

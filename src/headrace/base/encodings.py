@@ -22,6 +22,12 @@ class SealedHandle(NamedTuple):
     """First bytes of the memory: a descriptor may have been closed and used again."""
     rows: int
     width: int
+    first: int = 0
+    """Rows of the memory before the array's."""
+    total: int = 0
+    """All rows of the memory; 0: the array's alone."""
+    tables: int = 0
+    """Tables by which the array is kept: a byte for each number, which one of these explains."""
 
 
 class EncodingName(NamedTuple):

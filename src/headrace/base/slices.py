@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .graph import Graph
+from .graph import EmbedSpec, Graph
 
 
 def slices(graph: Graph) -> tuple[int, ...]:
@@ -23,3 +23,13 @@ def slices(graph: Graph) -> tuple[int, ...]:
     attends = [index for index, node in enumerate(nodes) if node.kind == "attend"]
     firsts = {max(at for at in narrow if at <= index) for index in attends}
     return (*sorted(firsts | {0}), len(nodes))
+
+
+def most_units(graph: Graph) -> int:
+    """Return the most units of an input: the rows of the encoder's table of positions."""
+    (table,) = (
+        node.weights[0].out
+        for node in graph.nodes
+        if isinstance(node.spec, EmbedSpec) and node.spec.index == "positions"
+    )
+    return table

@@ -18,7 +18,7 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -158,6 +158,16 @@ class StoredTensor:
                     "tensor: it was truncated while it was read"
                 )
             done += got
+
+
+def stored_under(paths: Iterable[Path], *prefixes: str) -> dict[str, StoredTensor]:
+    """Return the tensors of several files whose names begin so. Raises `ModelFileError`."""
+    return {
+        name: stored
+        for path in paths
+        for name, stored in read_header(path).items()
+        if name.startswith(prefixes)
+    }
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:

@@ -10,7 +10,7 @@ from ..base.errors import HeadraceError, ModelFileError
 from ..base.modelfiles import ModelFiles
 from ..models.sounds import JOINT, KIND, TOWER, SoundArch, describe_sounds, sound_arch
 from .jsonfile import read_json
-from .safetensors_file import StoredTensor, read_header
+from .safetensors_file import StoredTensor, stored_under
 from .weight_source import Named
 
 
@@ -54,12 +54,7 @@ def sound_weights(files: ModelFiles, sound: SoundArch) -> Iterator[tuple[str, Na
 
 
 def _tensors(files: ModelFiles) -> dict[str, StoredTensor]:
-    found: dict[str, StoredTensor] = {}
-    for path in files.weights:
-        for name, stored in read_header(path).items():
-            if name.startswith((f"{TOWER}.", f"{JOINT}.")):
-                found[name] = stored
-    return found
+    return stored_under(files.weights, f"{TOWER}.", f"{JOINT}.")
 
 
 def _absent(name: str) -> bool:

@@ -1,26 +1,35 @@
-"""Sound files that a client sent, decoded in a confined child process.
+"""Sounds and pictures that a client sent, decoded in a confined child process.
 
-Owns: the accepted formats, the limits on declared and decoded size, the child process in which
-decoders run. Takes the bytes of a file; gives fp32 samples at 16 kHz, one channel. `writing.py`
-encodes generated sound as a file. Knows nothing of models, routes or URLs: it opens no file by name
-and no connection.
+Owns: the accepted formats, the limits on declared and decoded size, the child processes in which
+decoders run. Takes the bytes of a file; gives a sound's fp32 samples at 16 kHz, one channel, or a
+picture's tiles as a model's processor cuts them. `writing.py` encodes generated sound as a file.
+Knows nothing of models, routes or URLs: it opens no file by name and no connection.
 
-Invariant: whatever the bytes are, the caller gets samples or one typed refusal, in bounded time.
+Invariant: whatever the bytes are, the caller gets samples, tiles or one typed refusal, in bounded
+time.
 
-Your change: a format is a row of `SIGNATURES` in `formats.py` and a reader in `child.py`.
+Your change: a format of sounds is a line of `container` in `formats.py` and a reader in `child.py`;
+one of pictures a row of `_SIGNATURES` in `pictures.py` and of `PLUGINS` in `picture_child.py`.
 """
 
-from .audio import RATE, AudioLimits, Decoded, OnChild, Sound, decode, decode_into
+from .audio import RATE, AudioLimits, Decoded, Sound, decode, decode_into
+from .confined import OnChild
 from .formats import REFUSALS, declared
+from .pictures import PICTURE_REFUSALS, Picture, PictureLimits, decode_picture, levels
 
 __all__ = [
+    "PICTURE_REFUSALS",
     "RATE",
     "REFUSALS",
     "AudioLimits",
     "Decoded",
     "OnChild",
+    "Picture",
+    "PictureLimits",
     "Sound",
     "declared",
     "decode",
     "decode_into",
+    "decode_picture",
+    "levels",
 ]

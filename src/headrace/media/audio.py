@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -16,12 +11,11 @@ import numpy.typing as npt
 
 from ..base.errors import InvalidRequest, Overloaded, TooLarge
 from ..base.extras import absent
+from .confined import OnChild, memory_file, run_child
 from .formats import FFMPEG, HEAD, REFUSALS, container
 
 RATE = 16_000
 """Samples per second of `decode`'s result."""
-OnChild = Callable[["subprocess.Popen[bytes]"], None]
-"""Callback that takes the child of a decoding, which another thread may kill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,7 @@ def decode(
     on_child: OnChild | None = None,
 ) -> Sound:
     """Decode a file's sound into memory; raises and blocks as `decode_into`."""
-    with _memory("samples") as target:
+    with memory_file("samples") as target:
         found = decode_into(data, target, limits, param, on_child)
         samples = np.empty(found.count, np.float32)
         if os.preadv(target.fileno(), [samples.data.cast("B")], 0) != samples.nbytes:
@@ -100,7 +94,7 @@ def decode_into(
     format = container(bytes(data[:HEAD]))
     if format is None:
         raise InvalidRequest(REFUSALS["format"], param=param)
-    with _memory("sound") as source:
+    with memory_file("sound") as source:
         source.write(data)
         source.flush()
         os.lseek(source.fileno(), 0, os.SEEK_SET)
@@ -117,13 +111,6 @@ def decode_into(
     return Decoded(answer["samples"], format, answer["rate"], answer["channels"])
 
 
-def _memory(name: str) -> BinaryIO:
-    """Open a file without a name, in memory if the system supports it."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create(name), "w+b")
-    return tempfile.TemporaryFile()
-
-
 def _child(
     source: BinaryIO,
     target: BinaryIO,
@@ -138,35 +125,9 @@ def _child(
         "rate": RATE,
         "seconds": limits.seconds,
         "memory": limits.memory,
-        "processor_seconds": max(1, round(limits.wall_seconds)),
         "result": result,
-        "into": target.fileno(),
     }
-    command = [sys.executable, "-I", "-m", "headrace.media.child", json.dumps(order)]
-    # One thread of a linear algebra library reserves more address space than a decoder needs.
-    environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PATH": os.defpath}
-    with subprocess.Popen(
-        command,
-        stdin=source,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        pass_fds=(target.fileno(),),
-        env=environment,
-    ) as child:
-        try:
-            if on_child is not None:
-                on_child(child)
-            said, _ = child.communicate(timeout=limits.wall_seconds)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            return {"refused": "time"}
-        except BaseException:
-            child.kill()
-            raise
-    try:
-        answer = json.loads(said[:1024])
-    except ValueError:
-        return {"refused": "lost"}
+    answer = run_child("child", order, source, target, limits.wall_seconds, on_child)
     return answer if believable(answer, result) else {"refused": "lost"}
 
 

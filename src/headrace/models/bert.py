@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ..base.arch import ModelArch, Rope
 from ..base.errors import ModelFileError, UnsupportedModel
-from ..base.graph import ActivationSpec, AttentionSpec, EmbedSpec, Graph, Value
+from ..base.graph import ActivationSpec, EmbedSpec, Graph
 from ..layers.description import Description
+from ..layers.encoder import bidirectional, two_products
 from .family import Config, Family, Names, integer, number, word
 
 
@@ -23,15 +24,11 @@ def bert(arch: ModelArch) -> Graph:
     x = to.layer_norm(to.add(to.add(words, types), places), "embeddings.LayerNorm")
     for layer in range(arch.layers):
         at = f"encoder.layer.{layer}"
-        mixed = _attention(to, layer, x, f"{at}.attention")
+        names = [f"{at}.attention.self.{part}" for part in ("query", "key", "value")]
+        mixed = bidirectional(to, layer, x, names, f"{at}.attention.output.dense")
         x = to.layer_norm(to.add(x, mixed), f"{at}.attention.output.LayerNorm")
-        inner = to.linear(
-            x, f"{at}.intermediate.dense", outputs=arch.intermediate, bias=True, purpose="up"
-        )
-        inner = to.activate(inner, ActivationSpec(arch.activation))
-        inner = to.linear(
-            inner, f"{at}.output.dense", outputs=arch.hidden, bias=True, purpose="down"
-        )
+        products = f"{at}.intermediate.dense", f"{at}.output.dense"
+        inner = two_products(to, x, *products, ActivationSpec(arch.activation))
         x = to.layer_norm(to.add(x, inner), f"{at}.output.LayerNorm")
     if not encoder.labels:
         return to.graph(hidden=x)
@@ -43,17 +40,6 @@ def bert(arch: ModelArch) -> Graph:
 
 def _table(name: str) -> str:
     return f"embeddings.{name}_embeddings"
-
-
-def _attention(to: Description, layer: int, x: Value, at: str) -> Value:
-    arch = to.arch
-    spec = AttentionSpec(
-        layer, arch.heads, arch.heads, arch.head_dim, arch.scale, bidirectional=True
-    )
-    names = [f"{at}.self.{part}" for part in ("query", "key", "value")]
-    qkv = to.linear(x, *names, outputs=[arch.hidden] * 3, bias=True, purpose="qkv")
-    mixed = to.node("attend", (qkv,), spec.queries, spec=spec)
-    return to.linear(mixed, f"{at}.output.dense", outputs=arch.hidden, bias=True, purpose="output")
 
 
 def _head_dim(config: Config) -> int:

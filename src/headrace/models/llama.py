@@ -41,6 +41,13 @@ def llama(arch: ModelArch, mixing: Mixing = _attention) -> Graph:
 
 
 PERMUTED = Names(permuted=True)
+_UNDER_PICTURES = Names(
+    hf={"model.text_model.": "model."},
+    unread=r"model\.(vision_model|connector)\..*",
+    permuted=True,
+)
+"""Names of Llama's tensors, also of that in Idefics3 and SmolVLM, beside the encoder's."""
+_DEFAULTS = {"max_position_embeddings": 2048}
 USED = flag("use_sliding_window", "", False)
 
 
@@ -58,8 +65,19 @@ def _mixtral_window(config: Config) -> None:
 FAMILIES = (
     Family(
         "llama", llama, {"llama": ("LlamaForCausalLM",)}, "llama",
-        defaults={"max_position_embeddings": 2048},
-        names=PERMUTED,
+        defaults=_DEFAULTS,
+        names=_UNDER_PICTURES,
+    ),
+    Family(
+        "llama", llama,
+        {
+            "idefics3": ("Idefics3ForConditionalGeneration",),
+            "smolvlm": ("SmolVLMForConditionalGeneration",),
+        },
+        defaults={
+            **_DEFAULTS, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "intermediate_size": 11_008, "vocab_size": 32_000,
+        },
     ),
     Family(
         "mistral", llama, {"mistral": ("MistralForCausalLM",)},

@@ -16,7 +16,6 @@ from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.graph import (
     TOKENS,
     ActivationSpec,
-    AttentionSpec,
     EmbedSpec,
     Graph,
     Node,
@@ -27,6 +26,7 @@ from ..base.graph import (
 )
 from ..base.verify import verify
 from ..layers.description import Description
+from ..layers.encoder import bidirectional, two_products
 
 KIND = "qwen2_audio"
 """Value of `model_type` of configs with such an encoder."""
@@ -149,23 +149,13 @@ def _convolution(to: Description, x: Value, name: str, spec: WindowSpec, rows: R
 
 def _layer(to: Description, x: Value, layer: int, at: str, parts: Sequence[str]) -> Value:
     """Describe a layer whose norms come before attention and feed-forward."""
-    arch = to.arch
-    spec = AttentionSpec(
-        layer, arch.heads, arch.heads, arch.head_dim, arch.scale, bidirectional=True
-    )
     normed = to.layer_norm(x, f"{at}.self_attn_layer_norm")
-    names, each = [f"{at}.self_attn.{part}" for part in parts], 3 * arch.hidden // len(parts)
-    qkv = to.linear(normed, *names, outputs=[each] * len(parts), bias=True, purpose="qkv")
-    mixed = to.node("attend", (qkv,), spec.queries, spec=spec)
-    out = to.linear(
-        mixed, f"{at}.self_attn.out_proj", outputs=arch.hidden, bias=True, purpose="output"
-    )
-    return feed_forward(to, to.add(x, out), at)
+    names = [f"{at}.self_attn.{part}" for part in parts]
+    x = to.add(x, bidirectional(to, layer, normed, names, f"{at}.self_attn.out_proj"))
+    return feed_forward(to, x, at)
 
 
 def feed_forward(to: Description, x: Value, at: str) -> Value:
     """Add a norm and a feed-forward with a GELU."""
-    normed, arch = to.layer_norm(x, f"{at}.final_layer_norm"), to.arch
-    inner = to.linear(normed, f"{at}.fc1", outputs=arch.intermediate, bias=True, purpose="up")
-    inner = to.activate(inner, _GELU)
-    return to.add(x, to.linear(inner, f"{at}.fc2", outputs=arch.hidden, bias=True, purpose="down"))
+    normed = to.layer_norm(x, f"{at}.final_layer_norm")
+    return to.add(x, two_products(to, normed, f"{at}.fc1", f"{at}.fc2", _GELU))

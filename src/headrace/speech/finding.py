@@ -50,10 +50,19 @@ def _folder(name: str) -> Path | None:
 
 def listens(path: Path) -> bool:
     """Tell whether a folder is a language model that takes sounds in its prompt."""
+    return _model_type(path) == "qwen2_audio"
+
+
+def sees(path: Path) -> bool:
+    """Tell whether a folder is a language model that takes pictures in its prompt."""
+    return _model_type(path) in ("idefics3", "smolvlm")
+
+
+def _model_type(path: Path) -> object:
     try:
-        return read_json(path / "config.json").get("model_type") == "qwen2_audio"
+        return read_json(path / "config.json").get("model_type")
     except (HeadraceError, OSError):
-        return False
+        return None
 
 
 def find(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..base.encodings import EncodingName, EncodingStart, SealedHandle
 from ..base.errors import EngineFault
-from ..base.slices import slices
+from ..base.slices import most_units, slices
 from ..base.spec import InputSpan
 from ..base.step import Admission, StepPlan
 from ..dist.payloads import read_payload
@@ -23,7 +23,6 @@ from ..kernels.cpu.pieces import pieces_of
 from ..kernels.encoded import EncodedRows
 from ..kernels.in_pieces import InPieces, InterpretedPieces
 from ..kernels.operators import StepBatch
-from ..models.sounds import POSITIONS
 from .loading import OpenPart
 from .options import Resolved, WorkerOptions
 from .part import Part
@@ -53,7 +52,7 @@ class Encoder:
         self._bounds = slices(graph)
         (self._input,), (self._output,) = graph.inputs, graph.outputs.values()
         given = part.operators, graph, part.model.weights
-        self._run: InPieces = pieces_of(*given, POSITIONS) or InterpretedPieces(*given)
+        self._run: InPieces = pieces_of(*given, most_units(graph)) or InterpretedPieces(*given)
         self._items: dict[int, EncodedItem] = {}
         self._spans: dict[int, tuple[str, tuple[InputSpan, ...]]] = {}
         """By row of the text part: its tenant, and its inputs."""
@@ -65,7 +64,7 @@ class Encoder:
 
     def warm_up(self) -> None:
         """Touch every kernel once."""
-        units = 16
+        units = min(16, most_units(self.part.model.graph))
         rows = np.zeros((self._input.rows.of(units), self._input.width), np.float32)
         with self.part.inference():
             item = self._run.begin(self._batch(units), self.part.activations(rows))
@@ -149,7 +148,7 @@ def load_encoder(
     have them: `quantise` is about the language model."""
     _, graph, source = opened
     own = replace(options, quantise="auto")
-    return Encoder(Part(graph, source, own, resolved, POSITIONS, beside=text))
+    return Encoder(Part(graph, source, own, resolved, most_units(graph), beside=text))
 
 
 def _item(start: EncodingStart) -> EncodedItem:

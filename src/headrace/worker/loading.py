@@ -19,12 +19,11 @@ from ..kernels.program import Provider
 from ..kernels.select import choose
 from ..loader.heads import HeadFiles, head_weights, open_head, tap_name, tap_weights
 from ..loader.open import open_model
-from ..loader.sounds import open_sounds, sound_weights
+from ..loader.towers import open_tower
 from ..loader.weight_source import WeightSource
 from ..loader.weights import load_weights
 from ..models.heads import STATES, describe_head, tapped
 from ..models.registry import describe
-from ..models.sounds import describe_sounds
 from .options import Resolved, WorkerOptions, resolve
 
 READ = 256
@@ -96,10 +95,10 @@ def open_parts(files: ModelFiles, options: WorkerOptions) -> dict[str, OpenPart]
                 graph = tapped(graph, head.arch.reads, tap_name(head))
                 weights = chain(weights, tap_weights(head))
     parts["text"] = OpenPart(files, graph, WeightSource(weights))
-    sounds = open_sounds(files) if encodes(options) else None
-    if sounds is not None:
-        own = WeightSource(sound_weights(files, sounds))
-        parts["encoder"] = OpenPart(files, describe_sounds(sounds), own)
+    tower = open_tower(files) if encodes(options) else None
+    if tower is not None:
+        own = WeightSource(tower.weights())
+        parts["encoder"] = OpenPart(files, tower.graph, own)
     return parts
 
 

@@ -17,7 +17,7 @@ from ...base.config import EngineOptions
 from ...base.modelfiles import ModelFiles
 from ...loader import open_model
 from ...loader.panels import kept_path, panel_folder
-from ...speech.finding import listens
+from ...speech.finding import listens, sees
 from ...text import ChatTemplates, Tokenizer, load_tokenizer
 from ..preload import give_back
 
@@ -61,13 +61,13 @@ async def open_for_serving(
 
 def check_beside(files: ModelFiles) -> None:
     """Raise the errors of files next to a language model that are opened once it is ready: a codec
-    and its voices, an encoder of sounds. Text models have neither."""
+    and its voices, an encoder of sounds or pictures. Text models have neither."""
     if (files.path / "speech.json").is_file():
         # While the weights load, in another process.
         speaking = import_module("headrace.engine.clients.speaking")
         speaking.open_speech_codec(speaking.open_voices(files.path, files.arch.vocab_size))
-    if listens(files.path):
-        import_module("headrace.loader.sounds").open_sounds(files)
+    if listens(files.path) or sees(files.path):
+        import_module("headrace.loader.towers").open_tower(files)
 
 
 def _read_ahead(files: ModelFiles, options: EngineOptions) -> None:

@@ -10,11 +10,7 @@ from ...base.graph import Graph
 from ...base.layout import ONE, Layout
 from ...base.modelfiles import ModelFiles
 from ...base.slices import slices
-from ...loader.sounds import open_sounds
-from ...models.sounds import POSITIONS, describe_sounds
-
-ITEMS = 16
-"""Inputs of the largest size whose encodings are kept: as many as a conversation may have."""
+from ...loader.towers import open_tower
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +33,24 @@ def plan_encoder(options: EngineOptions, files: ModelFiles) -> EncoderPlan | Non
     """Plan the encoder of a model; None if it has none, or if it does not serve with these options.
     `options` are resolved ones. Raises `ModelFileError`, `UnsupportedModel`."""
     alone = Layout.parse(options.layout) == ONE and options.draft_model is None
-    sounds = open_sounds(files) if alone and options.device == "cpu" else None
-    if sounds is None:
+    tower = open_tower(files) if alone and options.device == "cpu" else None
+    if tower is None:
         return None
-    graph = describe_sounds(sounds)
-    largest = 4 * sounds.hidden * sounds.encoded(POSITIONS)
-    shape = EncoderShape(len(slices(graph)) - 1, sounds.hidden, ITEMS * largest)
-    arch = sounds.arch
-    # The residual, its norm, q, k and v, what attention mixes, and a feed-forward with its
-    # activation.
-    width = 6 * arch.hidden + 2 * arch.intermediate
+    graph = tower.graph
+    bound = tower.items * 4 * tower.width * tower.rows
+    shape = EncoderShape(len(slices(graph)) - 1, tower.width, bound)
     numbers = sum(ref.numbers for ref in graph.weights())
     reason = (
-        f"encoder of sounds, {numbers / 1e6:.0f}M numbers in {shape.slices} slices a step may stop "
-        f"between; {shape.bound / 2**20:.0f} MiB of encodings are kept at most"
+        f"encoder of {tower.reads}, {numbers / 1e6:.0f}M numbers in {shape.slices} slices a step "
+        f"may stop between; {shape.bound / 2**20:.0f} MiB of encodings are kept at most"
     )
     decision = Decision("parts", "encoder, text", reason)
-    return EncoderPlan(graph, shape, 4 * POSITIONS * width, decision)
+    return EncoderPlan(graph, shape, 4 * tower.units * _width(graph), decision)
+
+
+def _width(graph: Graph) -> int:
+    """Return the numbers that a layer holds of a row: the residual, its norm, q, k and v, what
+    attention mixes, and a feed-forward with its activation."""
+    hidden = next(node.out[0].width for node in graph.nodes if node.kind == "embed")
+    inner = max(node.out[0].width for node in graph.nodes if node.kind == "activate")
+    return 6 * hidden + 2 * inner

@@ -1,0 +1,36 @@
+"""Parts of a bidirectional transformer encoder: attention of all rows to all, and two products.
+
+BERT's layers (Devlin et al. 2018) have their norms after these, Whisper's and SigLIP's (Zhai et al.
+2023) before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..base.graph import ActivationSpec, AttentionSpec, Value
+from .description import Description
+
+
+def bidirectional(
+    to: Description, layer: int, x: Value, names: Sequence[str], output: str
+) -> Value:
+    """Describe attention whose queries, keys and values come by the products `names` with biases,
+    one for each of them or one for all."""
+    arch = to.arch
+    spec = AttentionSpec(
+        layer, arch.heads, arch.heads, arch.head_dim, arch.scale, bidirectional=True
+    )
+    outputs = [3 * arch.hidden // len(names)] * len(names)
+    qkv = to.linear(x, *names, outputs=outputs, bias=True, purpose="qkv")
+    mixed = to.node("attend", (qkv,), spec.queries, spec=spec)
+    return to.linear(mixed, output, outputs=arch.hidden, bias=True, purpose="output")
+
+
+def two_products(
+    to: Description, x: Value, up: str, down: str, activation: ActivationSpec
+) -> Value:
+    """Describe a feed-forward without a gate, with biases."""
+    inner = to.linear(x, up, outputs=to.arch.intermediate, bias=True, purpose="up")
+    inner = to.activate(inner, activation)
+    return to.linear(inner, down, outputs=to.arch.hidden, bias=True, purpose="down")

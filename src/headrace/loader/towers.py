@@ -1,0 +1,63 @@
+"""The encoder part of a language model that takes more than text, whatever it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from ..base.graph import Graph
+from ..base.modelfiles import ModelFiles
+from ..base.slices import most_units
+from ..models.pictures import describe_pictures
+from ..models.sounds import describe_sounds
+from .pictures import open_pictures, picture_weights
+from .sounds import open_sounds, sound_weights
+from .weight_source import Named
+
+MOST_INPUTS = 16
+"""Sounds or pictures that a conversation may have: so many are kept encoded."""
+
+
+class Tower(NamedTuple):
+    """An encoder part whose weights are not loaded."""
+
+    reads: str
+    """Kind of its inputs: "sounds" or "pictures"."""
+    graph: Graph
+    weights: Callable[[], Iterator[tuple[str, Named]]]
+    items: int
+    """Encodings of the largest size that are kept."""
+
+    @property
+    def units(self) -> int:
+        """Most units of an encoding."""
+        return most_units(self.graph)
+
+    @property
+    def width(self) -> int:
+        """Width of the language model."""
+        return self.graph.outputs["hidden"].width
+
+    @property
+    def rows(self) -> int:
+        """Rows of the largest encoding."""
+        return self.graph.outputs["hidden"].rows.of(self.units)
+
+
+def open_tower(files: ModelFiles) -> Tower | None:
+    """Return the encoder part of an open model; None if it takes text alone. Raises
+    `ModelFileError`, `UnsupportedModel`."""
+    sound = open_sounds(files)
+    if sound is not None:
+        weights = partial(sound_weights, files, sound)
+        return Tower("sounds", describe_sounds(sound), weights, MOST_INPUTS)
+    picture = open_pictures(files)
+    if picture is None:
+        return None
+    return Tower(
+        "pictures",
+        describe_pictures(picture),
+        partial(picture_weights, files, picture),
+        MOST_INPUTS * picture.most_tiles,
+    )

@@ -1,0 +1,326 @@
+"""An encoder of pictures in a worker against transformers in fp32, tile by tile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("PIL", reason="needs the extra pictures")
+from PIL import Image
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+from headrace.base.encodings import EncodingName, EncodingStart
+from headrace.base.errors import EngineFault, ModelFileError, UnsupportedModel
+from headrace.base.groups import graph_groups
+from headrace.base.modelfiles import ModelFiles
+from headrace.base.sampling import SamplingParams
+from headrace.base.slices import most_units, slices
+from headrace.base.spec import InputSpan, RequestSpec
+from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
+from headrace.base.tiling import cut
+from headrace.dist.payloads import SealedInput, SealedInputs, read_payload
+from headrace.engine.clients.pictures import PicturePrompts, open_picture_prompts
+from headrace.kernels.cpu.library import LibraryAbsent, load
+from headrace.loader import open_model
+from headrace.loader.pictures import open_pictures
+from headrace.media import picture_child
+from headrace.models.pictures import describe_pictures
+from headrace.models.registry import describe
+from headrace.text import load_tokenizer
+from headrace.worker import Worker, WorkerOptions
+from tiny.seeing_chat import DEVIATION, LONGEST, MEAN, PLACE, TILE, make
+
+ROOM = 64
+"""Blocks of 16 tokens."""
+TOKENS = 8
+SIZES = ((70, 40), (1, 1), (33, 96), (64, 64), (10, 200), (31, 32), (90, 89), (5, 50), (96, 12))
+
+
+class Seeing(NamedTuple):
+    oracle: Any
+    files: ModelFiles
+    prompts: PicturePrompts
+
+
+def seeing(folder: Path, kind: str, **changes: Any) -> Seeing:
+    oracle = make(folder, kind, **changes)
+    files = open_model(str(folder))
+    tokenizer = load_tokenizer(files.tokenizer, files.arch.vocab_size)
+    prompts = open_picture_prompts(files, tokenizer)
+    assert prompts is not None
+    return Seeing(oracle, files, prompts)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Seeing:
+    return seeing(tmp_path_factory.mktemp("seeing_chat"), "smolvlm")
+
+
+def worker_of(files: ModelFiles, kernels: str = "auto") -> Worker:
+    if kernels == "auto":
+        try:
+            load()
+        except LibraryAbsent as absent:
+            pytest.skip(f"the CPU library is not built: {absent}")
+    room = 16 * ROOM
+    options = WorkerOptions(
+        threads=2, kernels=kernels, kv_dtype="float32", max_context=room, step_tokens=room, rows=2
+    )
+    worker = Worker(files, options)
+    worker.allocate(PoolShape(16, graph_groups(describe(files.arch), "float32", ROOM + 1)))
+    return worker
+
+
+@pytest.fixture(scope="module")
+def worker(model: Seeing) -> Worker:
+    return worker_of(model.files)
+
+
+def drawn(count: int) -> list[Image.Image]:
+    """Pictures of the first sizes: coarse noise."""
+    draw, made = np.random.default_rng(7), []
+    for width, height in SIZES[:count]:
+        coarse = draw.integers(0, 256, (-(-height // 5), -(-width // 5), 3), dtype=np.uint8)
+        made.append(Image.fromarray(coarse.repeat(5, 0).repeat(5, 1)[:height, :width]))
+    return made
+
+
+class Prompt(NamedTuple):
+    ids: list[int]
+    spans: tuple[InputSpan, ...]
+    held: list[SealedInput]
+
+
+def prompt_of(prompts: PicturePrompts, pictures: list[Image.Image], *, split: bool) -> Prompt:
+    """Text, a picture, text, a picture, ..., text; each tile is an input of its own."""
+    ids, spans, held = [5, 6], [], []
+    tiling = prompts.picture.tiling._replace(split=split)
+    for picture in pictures:
+        found = cut(*picture.size, tiling)
+        tiles = [
+            prompts.prepare(np.array(tile))
+            for tile in picture_child.tiles_of(picture, found, tiling, Image)
+        ]
+        made = prompts.ids(found.rows, found.columns)
+        assert made.count(PLACE) == prompts.picture.rows * len(tiles)
+        at = 0
+        for tile in tiles:
+            held.append(prompts.payloads.hold("", tile.patches, prompts.levels))
+            at = made.index(PLACE, at)
+            rows, units = prompts.picture.rows, len(tile.patches)
+            given = rows, "picture", tile.digest, held[-1].source, units
+            spans.append(InputSpan(len(ids) + at, *given))
+            at += rows
+        ids += [*made, 7]
+    return Prompt(ids, tuple(spans), held)
+
+
+def encode(worker: Worker, prompt: Prompt, cuts: tuple[int, ...] = (3,)) -> list[Any]:
+    """Rows of all tiles, each in parts of so many slices."""
+    encoder = worker.encoder
+    assert encoder is not None
+    starts = [
+        EncodingStart(at, EncodingName("", span.digest), span.source, span.units)
+        for at, span in enumerate(prompt.spans)
+        if span.source is not None
+    ]
+    encoder.take(StepPlan(0, [], [], [], [], encodings=starts))
+    for start in starts:
+        first = 0
+        for count in cuts:
+            encoder.run(start.slot, first, count)
+            first += count
+    return [np.asarray(encoder._items[start.slot].rows) for start in starts]
+
+
+def answer(worker: Worker, prompt: Prompt, chunk: int) -> tuple[list[int], list[Any]]:
+    """Greedy tokens, and the log-probabilities at each."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, logprobs=20)
+    spec, ids = RequestSpec(sampling, 0, inputs=prompt.spans), prompt.ids
+    told: list[Any] = []
+    tokens: list[int] = []
+    at = number = 0
+    while len(tokens) < TOKENS:
+        count = min(chunk, len(ids) - at) if at < len(ids) else 1
+        sampled = at + count >= len(ids)
+        plan = StepPlan(number, [0], [at], [count], [sampled], parts=())
+        if not number:
+            plan.admitted.append(Admission(0, 0, ids, len(ids) + TOKENS, 0, spec, ""))
+            plan.blocks.append(BlockWrite(0, 0, 0, list(range(1, ROOM + 1))))
+        result = worker.execute(plan)
+        assert result.error is None, result.error
+        tokens += result.tokens[0]
+        told += (result.logprobs or [[]])[0]
+        at, number = at + count, number + 1
+    worker.execute(StepPlan(number, [], [], [], [], released=[0]))
+    return tokens, told
+
+
+def pixels(pictures: list[Image.Image], *, split: bool) -> torch.Tensor:
+    """[1, tiles, 3, side, side] by transformers' own processor."""
+    processor = Idefics3ImageProcessorPil(
+        size={"longest_edge": LONGEST},
+        max_image_size={"longest_edge": TILE},
+        do_image_splitting=split,
+        image_mean=MEAN,
+        image_std=DEVIATION,
+    )
+    made = [processor([one], return_tensors="pt")["pixel_values"][0] for one in pictures]
+    return torch.cat(made)[None].float()
+
+
+@pytest.mark.parametrize(("count", "split"), [(1, True), (3, True), (9, True), (9, False)])
+def test_rows_and_logits_are_those_of_transformers(
+    model: Seeing, worker: Worker, count: int, split: bool
+) -> None:
+    pictures = drawn(count)
+    prompt = prompt_of(model.prompts, pictures, split=split)
+    given = pixels(pictures, split=split)
+    rows = np.concatenate(encode(worker, prompt))
+    ids = torch.tensor([prompt.ids])
+    with torch.no_grad():
+        seen = model.oracle.model.get_image_features(given, return_dict=True).pooler_output
+        wanted = torch.cat(list(seen)).numpy()
+        assert rows.shape == wanted.shape
+        assert np.abs(rows - wanted).max() < 1e-4 * np.abs(wanted).max()
+        out = model.oracle.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            pixel_values=given,
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+    tokens, told = answer(worker, prompt, len(prompt.ids))
+    assert tokens == out.sequences[0, len(prompt.ids) :].tolist()
+    for one, logits in zip(told, out.logits, strict=True):
+        scores = torch.log_softmax(logits[0], -1)
+        expected = scores[torch.tensor(one.top_ids)].numpy()
+        assert np.abs(np.array(one.top_logprobs) - expected).max() < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("idefics3", {}),
+        ("idefics3", {"hidden_act": "gelu", "num_hidden_layers": 1}),
+        ("smolvlm", {"image_size": 64}),
+        ("smolvlm", {"patch_size": 4, "num_attention_heads": 2}),
+    ],
+)
+def test_other_configs_give_the_rows_of_transformers(
+    tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    """Another family's name, activation, a table of another size than a tile, smaller patches."""
+    model = seeing(tmp_path, kind, **changes)
+    one, pictures = worker_of(model.files), drawn(3)
+    prompt = prompt_of(model.prompts, pictures, split=True)
+    assert one.encoder is not None
+    layers = changes.get("num_hidden_layers", 2)
+    rows = np.concatenate(encode(one, prompt, (layers + 1,)))
+    with torch.no_grad():
+        given = pixels(pictures, split=True)
+        seen = model.oracle.model.get_image_features(given, return_dict=True).pooler_output
+    wanted = torch.cat(list(seen)).numpy()
+    assert np.abs(rows - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
+def test_chunks_slices_and_others_change_no_bit(model: Seeing, worker: Worker) -> None:
+    prompt = prompt_of(model.prompts, drawn(3), split=True)
+    rows = encode(worker, prompt)
+    whole = answer(worker, prompt, len(prompt.ids))
+    for chunk in (1, 7, 64):
+        assert answer(worker, prompt, chunk) == whole
+    other = prompt_of(model.prompts, drawn(4)[3:], split=True)
+    assert worker.encoder is not None
+    worker.encoder.begin_anew()
+    encode(worker, other)
+    again = encode(worker, prompt, (1, 1, 1))
+    assert all(np.array_equal(one, two) for one, two in zip(rows, again, strict=True))
+
+
+def test_the_reference_gives_the_same_rows(model: Seeing, worker: Worker) -> None:
+    prompt = prompt_of(model.prompts, drawn(1), split=True)
+    rows = np.concatenate(encode(worker, prompt))
+    ref = np.concatenate(encode(worker_of(model.files, "ref"), prompt))
+    assert np.abs(rows - ref).max() < 1e-5 * np.abs(ref).max()
+
+
+def test_a_slice_is_a_layer_and_a_tile_an_input(model: Seeing) -> None:
+    picture = open_pictures(model.files)
+    assert picture is not None
+    graph = describe_pictures(picture)
+    assert len(slices(graph)) - 1 == 1 + picture.arch.layers
+    assert most_units(graph) == picture.side**2 == len(picture.order())
+    assert sorted(picture.order()) == [divmod(at, picture.side) for at in range(picture.side**2)]
+    assert picture.rows == picture.side**2 // picture.factor**2
+
+
+def test_codes_are_read_as_the_numbers_of_their_tables() -> None:
+    draw, payloads = np.random.default_rng(2), SealedInputs()
+    tables = draw.normal(size=(3, 256)).astype(np.float32)
+    codes = draw.integers(0, 256, (5, 12), dtype=np.uint8)
+    held = payloads.hold("", codes, tables)
+    assert payloads.bytes == 16 + tables.nbytes + codes.nbytes
+    found = read_payload(held.source)
+    wanted = np.concatenate([tables[at][codes[:, 4 * at : 4 * at + 4]] for at in range(3)], 1)
+    assert found.dtype == np.float32
+    assert np.array_equal(found, wanted)
+    assert np.array_equal(read_payload(held.part(1, 3)), wanted[1:4])
+    with pytest.raises(EngineFault, match="its request has ended"):
+        read_payload(held.part(3, 3))
+    held.close()
+    assert payloads.bytes == 0
+
+
+def test_tiles_are_named_by_content_and_model(model: Seeing) -> None:
+    tile = np.arange(TILE * TILE * 3, dtype=np.uint8).reshape(TILE, TILE, 3)
+    own = model.prompts.prepare(tile).digest
+    assert own == model.prompts.prepare(tile.copy()).digest
+    assert own != model.prompts.prepare(tile[::-1]).digest
+    tokenizer = load_tokenizer(model.files.tokenizer, model.files.arch.vocab_size)
+    another = PicturePrompts(model.prompts.picture, tokenizer, "another")
+    assert own != another.prepare(tile).digest
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "error"),
+    [
+        ("config.json", {"vision_config": {"hidden_size": 65}}, UnsupportedModel),
+        ("config.json", {"vision_config": {"num_channels": 1}}, UnsupportedModel),
+        ("config.json", {"vision_config": {"hidden_act": "relu"}}, UnsupportedModel),
+        ("config.json", {"vision_config": {"num_hidden_layers": 3}}, ModelFileError),
+        ("config.json", {"vision_config": {"image_size": 64}}, ModelFileError),
+        ("config.json", {"vision_config": 5}, ModelFileError),
+        ("config.json", {"scale_factor": 3}, UnsupportedModel),
+        ("preprocessor_config.json", {"max_image_size": {"longest_edge": 36}}, UnsupportedModel),
+        ("preprocessor_config.json", {"size": {"height": 9}}, ModelFileError),
+        ("preprocessor_config.json", {"resample": 3}, UnsupportedModel),
+        ("preprocessor_config.json", {"do_normalize": False}, UnsupportedModel),
+        ("preprocessor_config.json", {"image_std": [0.5, 0.5]}, ModelFileError),
+        ("preprocessor_config.json", {"image_std": [0.5, 0.5, 0]}, UnsupportedModel),
+    ],
+)
+def test_what_is_not_run_is_named(
+    model: Seeing, file: str, change: dict[str, Any], error: type[Exception]
+) -> None:
+    path = model.files.path / file
+    before = path.read_text()
+    said = json.loads(before)
+    for key, value in change.items():
+        joined = isinstance(value, dict) and key == "vision_config"
+        said[key] = said[key] | value if joined else value
+    path.write_text(json.dumps(said))
+    try:
+        with pytest.raises(error):
+            open_pictures(model.files)
+    finally:
+        path.write_text(before)
