@@ -10,6 +10,7 @@ import pytest
 from cpu_cases import same
 from test_products import ROWS
 
+from headrace.kernels.checkpoint_values import values
 from headrace.kernels.cpu.coded import coded
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.panels import pack
@@ -21,6 +22,7 @@ from headrace.kernels.weights import (
     StackedWeight,
 )
 from headrace.loader.prepare import Expansion
+from headrace.quant.fp4 import fp4_weight
 
 Host = np.ndarray[Any, Any]
 HALF, BF16, FULL = "half", "bf16", "full"
@@ -80,6 +82,8 @@ def read_panels(panels: PanelWeight) -> Host:
         by = data[:, 16 * width :].copy().view("<f4").reshape(len(data), -1, 16)
         numbers = e4m3(codes) * by.astype(np.float64).repeat(128, 1)[:, :width] / 256
         return numbers.swapaxes(1, 2).reshape(-1, width)[:out]
+    if kind == "NVFP4":
+        return read_nvfp4(data.reshape(len(data), width // 64, -1))[:out]
     span, header = {"INT4": (128, 80), "INT8": (128, 64)}.get(kind, (32, 32))
     blocks = data.reshape(len(data), width // span, -1)
     scales = blocks[..., : 64 if span == 128 else 32].copy()
@@ -99,6 +103,19 @@ def read_panels(panels: PanelWeight) -> Host:
         zeros = blocks[..., 64:80].swapaxes(1, 2).reshape(-1, width // span).repeat(span, 1)
     scales = scales.swapaxes(1, 2).reshape(-1, width // span).repeat(span, 1)
     return ((codes - zeros) * scales)[:out]
+
+
+def read_nvfp4(blocks: Host) -> Host:
+    """Decode panels of NVFP4 [panels, blocks, bytes]."""
+    d = blocks[..., :4].copy().view("<f4").astype(np.float64) / 256
+    units = blocks[..., 16:].reshape(*blocks.shape[:2], 2, -1)
+    scales = e4m3(units[..., :32].reshape(*units.shape[:3], 2, 16)) * d[..., None, None]
+    low = units[..., 32:].reshape(*units.shape[:3], 4, 16, 4)
+    steps = np.concatenate([low & 15, low >> 4], 3)
+    twice = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])[steps]
+    wide = scales.repeat(4, 3)[..., None]  # Four steps of four have one scale.
+    found: Host = (twice * wide).transpose(0, 4, 1, 2, 3, 5).reshape(16 * len(blocks), -1)
+    return found
 
 
 def e4m3(codes: Host) -> Host:
@@ -146,6 +163,52 @@ def test_fp8(ops: CpuOperators, best: CpuOperators, rows: int, width: int, by: s
     for few in (1, 2, 3, 5, 8, 13):
         assert same(ops.linear(x[:few], panels, None), whole[:few])
     assert same(best.linear(x, prepared(best, Fp8Weight(codes, scales)), None), whole)
+
+
+def nvfp4(out: int, width: int, divisor: float, seed: int = 0) -> dict[str, Host]:
+    """Draw a matrix of compressed-tensors, with every code and every scale."""
+    rng = np.random.default_rng(seed)
+    finite = np.setdiff1d(np.arange(256), [127, 255]).astype(np.uint8)
+    scales = rng.choice(finite, (out, width // 16))
+    scales.reshape(-1)[: len(finite)] = finite[: scales.size]
+    codes = rng.integers(0, 256, (out, width // 2), np.uint8)
+    return {
+        "weight_packed": codes,
+        "weight_scale": scales,
+        "weight_global_scale": np.array([divisor], np.float32),
+    }
+
+
+@pytest.mark.parametrize("divisor", [2048, -(2.0**-40), 1713.7])
+@pytest.mark.parametrize(("out", "width"), [(40, 384), (1, 64), (33, 576)])
+def test_nvfp4(ops: CpuOperators, best: CpuOperators, out: int, width: int, divisor: float) -> None:
+    """A divisor that is a power of two is exact; others are rounded once more."""
+    weight = fp4_weight(nvfp4(out, width, divisor), "w")
+    exact = values(weight).astype(np.float64)
+    panels = prepared(ops, weight)
+    assert panels.kind == "NVFP4"
+    assert panels.nbytes == -(-out // 16) * width // 64 * (16 + 2 * (32 + 256))
+    held = read_panels(panels)
+    if np.log2(abs(divisor)) % 1 == 0:
+        np.testing.assert_array_equal(held, exact)
+    np.testing.assert_allclose(held, exact, rtol=3e-7)
+    x = np.random.default_rng(5).standard_normal((max(ROWS), width)).astype(np.float32)
+    groups = x.reshape(len(x), -1, 32)
+    top = np.abs(groups).max(-1, keepdims=True)
+    seen = np.rint(groups * (np.float32(127) / top)) * (top / np.float32(127)).astype(np.float64)
+    product = seen.reshape(x.shape) @ exact.T
+    whole = ops.linear(x, panels, None)
+    assert np.abs(whole - product).max() < 2e-6 * np.abs(product).max()
+    assert same(best.linear(x, prepared(best, weight), None), whole)
+    for rows in ROWS:
+        assert same(ops.linear(x[:rows], panels, None), whole[:rows])
+
+
+def test_nvfp4_of_rows_without_whole_blocks_is_expanded(best: CpuOperators) -> None:
+    weight = fp4_weight(nvfp4(5, 80, 3.0), "w")
+    found = prepared(best, weight)
+    assert found.kind == "F32"
+    np.testing.assert_array_equal(read_panels(found), values(weight))
 
 
 @pytest.mark.parametrize("ordered", [False, True])

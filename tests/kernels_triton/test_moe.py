@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from kernel_cases import mixture
 
 from headrace.base.graph import RouteSpec
+from headrace.kernels.checkpoint_values import values
 from headrace.kernels.reference import ReferenceOperators, unpack_rows
 from headrace.kernels.triton import gated as gated_module
 from headrace.kernels.triton import moe as moe_module
@@ -36,6 +39,7 @@ from headrace.kernels.weights import (
     Weight,
 )
 from headrace.loader.prepare import Expansion
+from headrace.quant.fp4 import fp4_weight
 from headrace.quant.ggml import dequantise
 from headrace.quant.rows import unpack
 from tiny.blocks import random_blocks
@@ -370,3 +374,31 @@ def test_mxfp4_keeps_its_four_bits_without_loss() -> None:
     many = product_packed(x, made, None, ProductConfig(32, 32))
     torch.testing.assert_close(many[:2], wanted, atol=1e-3, rtol=1e-5)
     assert exact.abs().max() > 2**7 * exact.abs()[exact != 0].min()
+
+
+def test_nvfp4_keeps_its_four_bits() -> None:
+    rng = np.random.default_rng(3)
+    stored = {
+        "weight_packed": rng.integers(0, 256, (9, 96), np.uint8),
+        "weight_scale": rng.integers(0, 0x7F, (9, 12), np.uint8),
+        "weight_global_scale": np.array([2048], np.float32),
+    }
+    held = fp4_weight(stored, "w")
+    exact = torch.from_numpy(values(held))
+    arrays = {
+        name: torch.from_numpy(getattr(held, name)) for name in ("codes", "scales", "offsets")
+    }
+    weight = replace(held, **arrays)
+    made = TritonOperators(torch.bfloat16).prepare(weight, "linear", Expansion())
+    assert isinstance(made, TiledWeight)
+    assert (made.bits, made.zero, made.group) == (E2M1, 0, 16)
+    assert made.codes.shape == (2, 9, 64)
+    assert torch.equal(expand(made, 0, 9, torch.float32), exact)
+    x = torch.randn(20, 192, generator=torch.Generator().manual_seed(1))
+    wanted = (x.double() @ exact.double().T).float()
+    near = 1e-5 * float(wanted.abs().max())
+    few = PackedSkinnyConfig(outs=32, programs=0)
+    found = product_packed_skinny(x[:2], made, None, few, make_tickets(torch.device("cpu")))
+    torch.testing.assert_close(found, wanted[:2], atol=near, rtol=1e-5)
+    many = product_packed(x, made, None, ProductConfig(32, 32))
+    torch.testing.assert_close(many, wanted, atol=near, rtol=1e-5)

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from headrace.loader.open import open_model
 from headrace.models.registry import describe
 from headrace.quantise.blocks import FORMATS
 from headrace.quantise.sensitivity import Read, gains, sensitivities
-from headrace.quantise.solve import Solver, loss
+from headrace.quantise.solve import Grid, Solver, loss
 from tiny.checkpoints import hf_model, save_folder
 
 
@@ -113,16 +114,21 @@ def test_what_gptq_gains_lies_between_what_two_halves_say() -> None:
     assert 0.8 * low < errors[1] / errors[0] < 1.2 * high < 1
 
 
-def test_settled_codes_lose_no_more() -> None:
-    for kind in ("Q4_0", "Q4_K", "Q6_K"):
-        w, statistic = matrix(32, 256)
-        grid = FORMATS[kind].fitted(w, statistic.gram).grid
-        solver = Solver(statistic.gram)
-        codes = solver.codes(w, grid)
-        settled = solver.settled(w, codes, grid)
-        assert (grid.nearest(settled) == settled).all()
-        before, after = (loss(grid.values(one) - w, statistic.gram) for one in (codes, settled))
-        assert after < before
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K", "MXFP4"])
+def test_settled_codes_and_scales_lose_no_more(kind: str) -> None:
+    w, statistic = matrix(32, 256)
+    grid = FORMATS[kind].fitted(w, statistic.gram).grid
+    solver = Solver(statistic.gram)
+    codes = solver.codes(w, grid)
+
+    def lost(codes: Any, grid: Grid) -> float:
+        return loss(grid.values(codes) - w, statistic.gram)
+
+    fixed = solver.settled(w, codes, replace(grid, allowed=None))
+    settled = solver.settled(w, codes, grid)
+    assert (grid.nearest(settled[0]) == settled[0]).all()
+    assert lost(*settled) <= lost(*fixed) < lost(codes, grid)
+    assert (lost(*settled) < lost(*fixed)) is (grid.allowed is not None)
 
 
 class Priced:

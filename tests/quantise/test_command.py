@@ -292,6 +292,16 @@ def test_a_quantised_model_is_not_quantised_again(dense: Path, tmp_path: Path) -
     assert "no matrix of the model is dense" in done.output
 
 
+def test_a_folder_in_codes_is_not_quantised_again(model: Path, tmp_path: Path) -> None:
+    """Its dense rest would be, under a config that no longer says how to read what was not."""
+    given = ("--text", "none", "--least-share", 0, "--windows", 1)
+    assert command(model, "--to", "w8a8", *given, "--out", tmp_path / "once").exit_code == 0
+    done = command(tmp_path / "once", "--to", "fp8", *given, "--out", tmp_path / "twice")
+    assert done.exit_code == 3
+    assert "quantised already (config.json says 'compressed-tensors')" in done.output
+    assert not (tmp_path / "twice").exists()
+
+
 def test_the_comparison_against_torch(model: Path, tmp_path: Path) -> None:
     """A model with one matrix changed; the figures by their definitions, in float64."""
     other = tmp_path / "other"

@@ -95,9 +95,10 @@ def test_blocks_against_the_decoder_of_gguf(kind: str, text: bool) -> None:
     rounding = Rounding()
     given_ = statistic if text else None
     fitted = fmt.fitted(w, None if given_ is None else given_.gram)
-    codes = rounding.codes(w, fitted.grid, given_)
-    found = gguf.quants.dequantize(fmt.pack(codes, fitted.stored), gguf.GGMLQuantizationType[kind])
-    assert np.array_equal(found, fitted.grid.values(codes))
+    codes, grid = rounding.codes(w, fitted.grid, given_)
+    packed = fmt.pack(codes, fitted.stored(grid))
+    found = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType[kind])
+    assert np.array_equal(found, grid.values(codes))
     if text:
         assert rounding.errors.kept <= rounding.errors.nearest
         usual, plain = matrix(130, 512), FORMATS[kind]
@@ -129,10 +130,10 @@ def test_weights_without_a_scale_are_refused(bad: float) -> None:
 def test_checkpoints_against_our_own_reader(to: str, dtype: str) -> None:
     coding = TARGETS[to]
     w, statistic = matrix(264, 256)
-    grid, arrays = coding.fitted(w, statistic.gram, dtype, float(np.abs(w).max()))
-    codes = Rounding().codes(w, grid, statistic)
+    fitted = coding.fitted(w, statistic.gram, dtype, float(np.abs(w).max()))
+    codes, grid = Rounding().codes(w, fitted.grid, statistic)
     parts = coding.parts(*w.shape, dtype)
-    arrays = {parts[0][0]: coding.packed(codes), **arrays}
+    arrays = {parts[0][0]: coding.packed(codes), **fitted.stored(grid)}
     if coding.format == "pack-quantized":
         arrays["weight_shape"] = np.array(w.shape)
     assert list(arrays[parts[0][0]].shape) == parts[0][2]

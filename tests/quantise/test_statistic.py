@@ -53,7 +53,9 @@ class Noted:
         self.width, self.matrices = 0, 1
         self.stats: list[Statistic | None] = []
 
-    def encode(self, stats: Any) -> tuple[Iterable[np.ndarray[Any, Any]], dict[str, Any]]:
+    def encode(
+        self, stats: Any, factors: Any = None
+    ) -> tuple[Iterable[np.ndarray[Any, Any]], dict[str, Any]]:
         self.stats = list(stats)
         grams = [one.gram for one in stats if one is not None]
         return grams, {"rows": [one and one.count for one in stats]}

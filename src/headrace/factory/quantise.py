@@ -7,7 +7,7 @@ place. The accuracy gate compares them with the original model.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -22,10 +22,13 @@ from ..base.modelfiles import ModelFiles
 from ..bench.accuracy import stdlib_corpus, windows
 from ..loader.gguf import GgufFile
 from ..loader.gguf_model import gguf_of
+from ..loader.jsonfile import read_json
 from ..loader.open import open_local
 from ..loader.progress import Progress
 from ..loader.sealed import digest_without
 from ..loader.shards import INDEX
+from ..models.registry import describe
+from ..quantise.folding import Fold, folds, vector_factors
 from ..quantise.imatrix import Importance, fits, statistics_of
 from ..quantise.target import Quantisable, Stats
 from ..quantise.text import Text, TextSample, read_text, sample
@@ -166,8 +169,20 @@ def _compressed(
 ) -> Quantised:
     if CONFIG not in sources:
         raise UnsupportedModel(f"the model has no {CONFIG}", param="to")
-    made = to_compressed.Folder(weights, to, chosen[0].arch if isinstance(chosen, tuple) else None)
-    tensors = _rounded(made.tensors, chosen, folder, progress)
+    was = read_json(sources[CONFIG]).get("quantization_config")
+    if was is not None:
+        method = was.get("quant_method") if isinstance(was, dict) else was
+        raise UnsupportedModel(
+            f"the model is quantised already ({CONFIG} says {method!r:.60}): a second "
+            "quantisation would add an error to the first and lose how to read it; take a release "
+            "in F32, F16 or BF16",
+            param="to",
+        )
+    arch = chosen[0].arch if isinstance(chosen, tuple) else None
+    made = to_compressed.Folder(weights, to, arch)
+    places = [*folds(describe(arch))] if arch is not None and made.folds else []
+    tensors = _rounded(made.tensors, chosen, folder, progress, places)
+    made.factors = vector_factors(places, folder)
     data_of = _data_of(made.tensors, folder)
     digests: dict[str, str] = {}
     for name in weights:
@@ -194,6 +209,7 @@ def _rounded(
     chosen: Calibration,
     folder: WorkFolder,
     progress: Progress | None,
+    places: Sequence[Fold] = (),
 ) -> list[dict[str, Any]]:
     # Local: torch, which the plan of a build does without.
     from ..quantise.calibrate import calibrate, without_text
@@ -219,7 +235,7 @@ def _rounded(
 
         return without_text(targets, folder, known)
     files, text = chosen
-    return calibrate(files, text.windows, targets, folder, progress)
+    return calibrate(files, text.windows, targets, folder, progress, places=places)
 
 
 def importances(made: Quantised, folder: WorkFolder) -> dict[str, Importance]:

@@ -29,9 +29,11 @@ from ..loader.row_parts import parts as row_parts
 from ..loader.safetensors_file import SIZES, StoredTensor, read_header
 from ..loader.sealed import CONFIG_KEY
 from ..quant.schemes import NVFP4_GROUP
-from ..quantise.coded import Coding
+from ..quantise.coded import Coding, stored_as
+from ..quantise.folding import ROWS, Factors, activation_error, divided
 from ..quantise.rounding import Rounding
-from ..quantise.solve import Floats
+from ..quantise.solve import Floats, loss
+from ..quantise.statistic import Statistic
 from ..quantise.target import Encoded, Stats
 from .to_gguf import ROUTER
 
@@ -95,7 +97,7 @@ class CompressedTensor:
 
         def off(rows: Any) -> Floats:
             w = np.ascontiguousarray(data[rows], np.float32)
-            grid, _ = self.coding.fitted(w, inputs, self.stored.dtype, top)
+            grid = self.coding.fitted(w, inputs, self.stored.dtype, top).grid
             return grid.values(grid.round(w)) - w
 
         return off
@@ -108,9 +110,26 @@ class CompressedTensor:
         found = self.coding.parts(out, width, self.stored.dtype)
         return [(module + suffix, dtype, shape) for suffix, dtype, shape in found]
 
-    def encode(self, stats: Stats) -> Encoded:
+    def largest(self) -> Floats:
+        """Return the largest magnitude of each column; see `quantise.folding`."""
+        found: Floats = np.abs(floats(self.stored.read())).max(axis=0).astype(np.float32)
+        return found
+
+    def trial(self, factors: Floats, statistic: Statistic) -> float:
+        """Return the error of some rows with factors on their columns; see `quantise.folding`."""
+        data = floats(self.stored.read())
+        rows = np.linspace(0, len(data) - 1, min(ROWS, len(data))).astype(np.int64)
+        w = np.ascontiguousarray(data[rows], np.float32) * factors
+        seen, top = divided(statistic, factors), float(np.abs(w).max(initial=0))
+        grid = self.coding.fitted(w, seen.gram, self.stored.dtype, top).grid
+        error = loss(grid.values(grid.round(w)) - w, seen.gram)
+        if self.coding.dynamic is not None:
+            error += activation_error(w, seen)
+        return error * len(data) / len(rows)
+
+    def encode(self, stats: Stats, factors: Factors | None = None) -> Encoded:
         """Round it; see `quantise.target.Quantisable`."""
-        w = floats(self.stored.read())
+        w = (factors or Factors()).of(floats(self.stored.read()))
         top = float(np.abs(w).max(initial=0))
         bounded(top <= LARGEST)
         statistic = next((one for one in stats if one is not None), None)
@@ -120,9 +139,10 @@ class CompressedTensor:
         found: dict[str, list[npt.NDArray[Any]]] = {}
         for _, some in rounding.slices(w, statistic):
             gram = None if statistic is None else statistic.gram
-            grid, arrays = self.coding.fitted(some, gram, self.stored.dtype, top)
-            codes = rounding.codes(some, grid, statistic)
-            for name, array in {suffixes[0]: self.coding.packed(codes), **arrays}.items():
+            fitted = self.coding.fitted(some, gram, self.stored.dtype, top)
+            codes, grid = rounding.codes(some, fitted.grid, statistic)
+            arrays = {suffixes[0]: self.coding.packed(codes), **fitted.stored(grid)}
+            for name, array in arrays.items():
                 found.setdefault(name, []).append(array)
         for name in ("weight_scale",) * (self.coding.strategy == "tensor") + (GLOBAL,):
             if name in found:
@@ -158,6 +178,15 @@ class Folder:
             for name, one in linear.items()
         ]
         self._by_name = {one.file_name: one for one in self.tensors}
+        self._arch = arch
+        self.factors: Mapping[str, Floats] = {}
+        """Numbers by which vectors are divided, by canonical name."""
+
+    @property
+    def folds(self) -> bool:
+        """Whether factors are worth their search and exact: half precision has too small a range
+        for numbers that powers of two were moved into."""
+        return self.coding.folds and all(one.stored.dtype != "F16" for one in self.tensors)
 
     def write(
         self,
@@ -178,7 +207,7 @@ class Folder:
         out.write(struct.pack("<Q", len(text)) + text)
         for name, one in self._shards[shard].items():
             new_ = self._by_name.get(name)
-            for part in [one.read()] if new_ is None else data_of(new_):
+            for part in [self._vector(name, one)] if new_ is None else data_of(new_):
                 out.write(np.ascontiguousarray(part).data)
 
     def index(self) -> bytes:
@@ -205,6 +234,13 @@ class Folder:
         }
         seal = {CONFIG_KEY: dict(digests)}
         return _json({**read_json(path), "quantization_config": told, **seal})
+
+    def _vector(self, name: str, one: StoredTensor) -> npt.NDArray[Any]:
+        """Return a tensor that stays, divided by its factors if it has some."""
+        named = self.factors and self._arch and from_hf_name(name, self._arch)
+        if not named or named not in self.factors:
+            return one.read()
+        return stored_as(floats(one.read()) / self.factors[named], one.dtype)[0]
 
     def _parts(self, name: str, one: StoredTensor) -> Iterator[tuple[str, str, list[int]]]:
         """Yield (name, type, shape) of each tensor that one becomes."""

@@ -25,6 +25,7 @@ from ..loader.names import from_gguf_name
 from ..loader.weights_gguf import named
 from ..quant.ggml_types import BY_NAME, DENSE, GgmlType
 from ..quantise.blocks import FORMATS
+from ..quantise.folding import Factors
 from ..quantise.rounding import Rounding
 from ..quantise.solve import Floats
 from ..quantise.target import Encoded, Stats
@@ -117,7 +118,7 @@ class GgufTensor:
 
         return off
 
-    def encode(self, stats: Stats) -> Encoded:
+    def encode(self, stats: Stats, factors: Factors | None = None) -> Encoded:
         """Round it; see `quantise.target.Quantisable`."""
         data, kind = self.file.view(self.info.name), self.kind
         matrices = data.reshape(-1, *data.shape[-2:])
@@ -131,8 +132,8 @@ class GgufTensor:
                     found.append(encoder()(kind, w))
                     continue
                 fitted = FORMATS[kind].fitted(w, None if statistic is None else statistic.gram)
-                codes = rounding.codes(w, fitted.grid, statistic)
-                found.append(FORMATS[kind].pack(codes, fitted.stored))
+                codes, grid = rounding.codes(w, fitted.grid, statistic)
+                found.append(FORMATS[kind].pack(codes, fitted.stored(grid)))
         return found, {"kind": kind, "weights": data.size, **rounding.errors.said()}
 
 

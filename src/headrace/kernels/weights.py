@@ -81,6 +81,9 @@ class PackedWeight:
     layout: str = "rows"
     order: Array | None = None
     """int32 [in]: input of each column of the codes; None: they are in order."""
+    unit: float | None = None
+    """NVFP4: scales are numbers of E4M3 times this, up to the rounding of fp32, and codes are twice
+    a number of four bits (E2M1), plus 16; None: another format."""
     name: str = ""
     """Name of the weight in the model; empty for one that was computed."""
 
@@ -160,7 +163,7 @@ class PanelWeight:
     """A weight in the CPU kernels' panels of 16 outputs: opaque bytes, `cpu/csrc/layout.h`.
 
     `kind` is the ggml type it came from, whose scales it keeps bit for bit, or F32, F16, BF16; of a
-    head of Q8_0 it is Q8_0_PLANES; INT4, INT8 and E4M3 are of safetensors (`cpu/coded.py`).
+    head of Q8_0 it is Q8_0_PLANES; INT4, INT8, NVFP4 and E4M3 are of safetensors (`cpu/coded.py`).
     """
 
     kind: str

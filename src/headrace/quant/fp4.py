@@ -54,4 +54,5 @@ def fp4_weight(tensors: Mapping[str, npt.NDArray[Any]], name: str) -> PackedWeig
         bits=8,
         group=GROUP,
         shape=(out, width),
+        unit=0.5 / float(divisor.reshape(-1)[0]),
     )

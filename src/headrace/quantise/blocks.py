@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,20 @@ class Fitted:
     """A grid with the scales that the file stores."""
 
     grid: Grid
-    stored: Stored
-    """Arrays by name, [groups or blocks, rows]."""
+    stored: Callable[[Grid], Stored]
+    """Function from a grid with these scales, or others that are allowed, to arrays by name
+    [groups or blocks, rows]."""
+
+
+class Scales(NamedTuple):
+    """Fitted scales of a format."""
+
+    scale: Floats
+    """[groups, rows]."""
+    offset: Floats | None
+    stored: Callable[[Grid], Stored]
+    allowed: Callable[[int, Floats, bool], Floats] | None = None
+    """See `Grid.allowed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +59,8 @@ class BlockFormat:
     name: str
     size: int
     """Weights that share a scale."""
-    fit: Callable[[Floats, Floats], tuple[Floats, Floats | None, Stored]]
-    """Function of weights [groups, rows, size] and blocks of G → scales and offsets as stored
-    [groups, rows], and the parts to store."""
+    fit: Callable[[Floats, Floats], Scales]
+    """Function of weights [groups, rows, size] and blocks of G → scales."""
     nearest: Nearest
     pack: Callable[[Floats, Stored], Bytes]
     """Function of codes' values [rows, in] → bytes [rows, bytes]."""
@@ -70,8 +81,9 @@ class BlockFormat:
             )
         else:
             blocks = search.blocks_of(gram, self.size)
-        scale, offset, stored = self.fit(grouped, blocks)
-        return Fitted(Grid(self.size, scale, offset, self.nearest), stored)
+        found = self.fit(grouped, blocks)
+        grid = Grid(self.size, found.scale, found.offset, self.nearest, found.allowed)
+        return Fitted(grid, found.stored)
 
 
 def integers(low: int, high: int) -> Nearest:
@@ -102,86 +114,119 @@ def fp4(scaled: Floats) -> Floats:
     return np.copysign(found, scaled)
 
 
-def halves(x: Floats) -> tuple[npt.NDArray[np.float16], Floats]:
-    """Return (fp16 numbers, their values)."""
-    stored = x.astype(np.float16)
-    return stored, stored.astype(np.float32)
+def halves(x: Floats) -> Floats:
+    """Round to numbers of half precision."""
+    return x.astype(np.float16).astype(np.float32)
 
 
-def _scaled(last: int, size: int) -> Callable[[Floats, Floats], tuple[Floats, None, Stored]]:
+def _in_halves(scale: Floats) -> Scales:
+    return Scales(halves(scale), None, _stored_halves, lambda group, wished, offset: halves(wished))
+
+
+def _stored_halves(grid: Grid) -> Stored:
+    return {"d": grid.scale.astype(np.float16)}
+
+
+def _scaled(last: int) -> Callable[[Floats, Floats], Scales]:
     nearest = integers(-last, last - 1)
-
-    def fit(w: Floats, blocks: Floats) -> tuple[Floats, None, Stored]:
-        stored, scale = halves(search.symmetric(w, blocks, last, nearest))
-        return scale, None, {"d": stored}
-
-    return fit
+    return lambda w, blocks: _in_halves(search.symmetric(w, blocks, last, nearest))
 
 
-def _largest(w: Floats, blocks: Floats) -> tuple[Floats, None, Stored]:
+def _largest(w: Floats, blocks: Floats) -> Scales:
     top: Floats = np.abs(w).max(-1)
-    stored, scale = halves(top / np.float32(127))
-    return scale, None, {"d": stored}
+    return Scales(halves(top / np.float32(127)), None, _stored_halves)
 
 
-def _non_linear(w: Floats, blocks: Floats) -> tuple[Floats, None, Stored]:
-    stored, scale = halves(search.symmetric(w, blocks, 127, levels(NON_LINEAR), 0.8))
-    return scale, None, {"d": stored}
+def _non_linear(w: Floats, blocks: Floats) -> Scales:
+    return _in_halves(search.symmetric(w, blocks, 127, levels(NON_LINEAR), 0.8))
 
 
-def _powers(w: Floats, blocks: Floats) -> tuple[Floats, None, Stored]:
+def _powers(w: Floats, blocks: Floats) -> Scales:
     """Choose among the powers of two next to the one whose 4 is the largest weight's place."""
     top: Floats = np.abs(w).max(-1)
     exponent = np.where(top > 0, np.frexp(np.maximum(top, 1e-38))[1] - 3, -127).astype(np.int32)
     candidates = np.stack([np.clip(exponent + step, -127, 127) for step in (0, 1, -1)])
     scales = np.ldexp(np.float32(1), candidates).astype(np.float32)
     scale = search.among(w, blocks, scales, fp4)
-    return scale, None, {"e": (np.frexp(scale)[1] + np.int32(126)).astype(np.uint8)}
+    return Scales(
+        scale, None, lambda grid: {"e": (np.frexp(grid.scale)[1] + np.int32(126)).astype(np.uint8)}
+    )
 
 
-def _sixteenths(w: Floats, blocks: Floats) -> tuple[Floats, None, Stored]:
+class _Multiples:
+    """Scales that are whole multiples, from `low` to `high`, of a step in half precision that each
+    row has for `count` groups."""
+
+    def __init__(self, top: Floats, count: int, low: int, high: int) -> None:
+        """Take the values [groups / count, rows] that the last multiple stands for."""
+        self.step = halves(top)
+        self.count, self.low, self.high = count, low, high
+        self._inverse = np.divide(1, self.step, out=np.zeros_like(self.step), where=self.step != 0)
+
+    def each(self) -> Floats:
+        """Return steps of groups [groups, rows]."""
+        return np.repeat(self.step, self.count, 0)
+
+    def multiples(self, scales: Floats) -> Floats:
+        """Return the nearest multiples [groups, rows] of scales."""
+        found: Floats = np.rint(scales * np.repeat(self._inverse, self.count, 0))
+        return np.clip(found, self.low, self.high, out=found)
+
+    def allowed(self, group: int, wished: Floats) -> Floats:
+        """Return the nearest scales [rows] of a group."""
+        step, inverse = (one[group // self.count] for one in (self.step, self._inverse))
+        found: Floats = np.clip(np.rint(wished * inverse), self.low, self.high) * step
+        return found
+
+    def stored(self, scales: Floats) -> tuple[npt.NDArray[np.float16], Floats]:
+        """Return (steps, multiples [groups / count, count, rows])."""
+        found = self.multiples(scales)
+        return self.step.astype(np.float16), found.reshape(-1, self.count, found.shape[1])
+
+
+def _sixteenths(w: Floats, blocks: Floats) -> Scales:
     """Fit Q6_K: scales of 16 weights in eight bits of their block's."""
     scale = search.symmetric(w, blocks, 32, integers(-32, 31))
     of_block = scale.reshape(-1, 16, scale.shape[1])
     at = np.abs(of_block).argmax(1, keepdims=True)
-    top = np.take_along_axis(of_block, at, 1)
-    stored, step = halves(top / np.float32(-128))
-    inverse = np.divide(1, step, out=np.zeros_like(step), where=step != 0)
-    eighths = np.clip(np.rint(of_block * inverse), -128, 127).astype(np.float32)
-    found: dict[str, npt.NDArray[Any]] = {"d": stored[:, 0], "s": eighths.astype(np.int8)}
-    values: Floats = (eighths * step).reshape(scale.shape)
-    return values, None, found
+    top = np.take_along_axis(of_block, at, 1)[:, 0]
+    steps = _Multiples(top / np.float32(-128), 16, -128, 127)
+
+    def stored(grid: Grid) -> Stored:
+        d, eighths = steps.stored(grid.scale)
+        return {"d": d, "s": eighths.astype(np.int8)}
+
+    values = steps.multiples(scale) * steps.each()
+    return Scales(values, None, stored, lambda group, wished, _: steps.allowed(group, wished))
 
 
-def _lines(last: int) -> Callable[[Floats, Floats], tuple[Floats, Floats, Stored]]:
+def _lines(last: int) -> Callable[[Floats, Floats], Scales]:
     """Fit Q4_K and Q5_K: scales and minima of 32 weights in six bits of their block's. Both are
     rounded together: the pair next to the best line that loses least."""
     nearest = integers(0, last)
 
-    def fit(w: Floats, blocks: Floats) -> tuple[Floats, Floats, Stored]:
-        found: dict[str, npt.NDArray[Any]] = {}
-        steps, sixths = [], []
-        for name, part in zip(("d", "m"), search.affine(w, blocks, last), strict=True):
-            of_block = part.reshape(-1, 8, w.shape[1])
-            stored, step = halves(of_block.max(1, keepdims=True) / np.float32(63))
-            inverse = np.divide(1, step, out=np.zeros_like(step), where=step > 0)
-            found[name] = stored[:, 0]
-            steps.append(np.repeat(step[:, 0], 8, 0))
-            sixths.append(np.rint(of_block * inverse).reshape(part.shape))
-        near = np.array(
-            [
-                [np.clip(number + one, 0, 63) for number, one in zip(sixths, more, strict=True)]
-                for more in itertools.product((0, 1, -1), repeat=2)
-            ],
-            np.float32,
-        )
-        pairs = near * np.stack(steps)
+    def fit(w: Floats, blocks: Floats) -> Scales:
+        line = search.affine(w, blocks, last)
+        tops = [part.reshape(-1, 8, w.shape[1]).max(1) / np.float32(63) for part in line]
+        steps = [_Multiples(top, 8, 0, 63) for top in tops]
+        whole = [one.multiples(part) for one, part in zip(steps, line, strict=True)]
+        near = [
+            [np.clip(number + one, 0, 63) for number, one in zip(whole, more, strict=True)]
+            for more in itertools.product((0, 1, -1), repeat=2)
+        ]
+        pairs = np.array(near, np.float32) * np.stack([one.each() for one in steps])
         which = search.among_lines(w, blocks, pairs, nearest)[None]
-        for at, name in enumerate(("d6", "m6")):
-            chosen = np.take_along_axis(near[:, at], which, 0)[0]
-            found[name] = chosen.reshape(-1, 8, w.shape[1]).astype(np.uint8)
         scale, least = (np.take_along_axis(pairs[:, at], which, 0)[0] for at in (0, 1))
-        return scale, -least, found
+
+        def stored(grid: Grid) -> Stored:
+            assert grid.offset is not None
+            (d, d6), (m, m6) = steps[0].stored(grid.scale), steps[1].stored(-grid.offset)
+            return {"d": d, "m": m, "d6": d6.astype(np.uint8), "m6": m6.astype(np.uint8)}
+
+        def allowed(group: int, wished: Floats, offset: bool) -> Floats:
+            return -steps[1].allowed(group, -wished) if offset else steps[0].allowed(group, wished)
+
+        return Scales(scale, -least, stored, allowed)
 
     return fit
 
@@ -286,8 +331,8 @@ FORMATS = {
         BlockFormat("Q6_K", 16, _sixteenths, integers(-32, 31), _pack_q6_k),
         BlockFormat("Q5_K", 32, _lines(31), integers(0, 31), _pack_q5_k),
         BlockFormat("Q4_K", 32, _lines(15), integers(0, 15), _pack_q4_k),
-        BlockFormat("Q5_0", 32, _scaled(16, 32), integers(-16, 15), _pack_q5_0),
-        BlockFormat("Q4_0", 32, _scaled(8, 32), integers(-8, 7), _pack_q4_0),
+        BlockFormat("Q5_0", 32, _scaled(16), integers(-16, 15), _pack_q5_0),
+        BlockFormat("Q4_0", 32, _scaled(8), integers(-8, 7), _pack_q4_0),
         BlockFormat("IQ4_NL", 32, _non_linear, levels(NON_LINEAR), _pack_iq4_nl),
         BlockFormat("MXFP4", 32, _powers, fp4, _pack_mxfp4),
     )

@@ -25,6 +25,7 @@ from ..loader.progress import Progress, Silent
 from ..loader.weight_source import WeightSource
 from ..loader.weights import load_weights
 from ..models.registry import describe
+from .folding import Factors, Fold, divided, factors_of
 from .imatrix import importance_of
 from .passing import RecordingOperators, run_segment
 from .segments import GraphSegment, segments
@@ -128,13 +129,15 @@ def calibrate(
     progress: Progress | None = None,
     *,
     memory: int | None = None,
+    places: Sequence[Fold] = (),
 ) -> list[dict[str, Any]]:
     """Run the text through the model and round every target; return what was said of each.
 
     The bytes of target i are the file `tensor<i>` of the folder. `memory`: bytes, at most; None:
-    those that are free. A run that goes on keeps its chunks, and whether experts share. Raises
-    `DoesNotFit`, also for another number of threads than it was begun with; `InvalidRequest` for an
-    empty text or numbers that are not finite; `ModelFileError`.
+    those that are free. `places`: where factors on input channels may be moved across; those of
+    norms are left to the caller (see `vector_factors`). A run that goes on keeps its chunks, and
+    whether experts share. Raises `DoesNotFit`, also for another number of threads than it was begun
+    with; `InvalidRequest` for an empty text or numbers that are not finite; `ModelFileError`.
     """
     progress = progress or Silent()
     total, longest = sum(map(len, windows)), max(map(len, windows), default=0)
@@ -165,7 +168,11 @@ def calibrate(
             with _Passing(files, segment, plan, longest) as passing:
                 values = passing.run(windows, values, progress.advance)
                 ready = [at for at, one in waiting.items() if passing.reaches(one)]
-                said = [_encoded(folder, at, waiting.pop(at), passing.statistics) for at in ready]
+                factors = _fold(folder, places, [waiting[at] for at in ready], passing.statistics)
+                said = [
+                    _encoded(folder, at, waiting.pop(at), passing.statistics, factors)
+                    for at in ready
+                ]
             _commit(folder, number, cut, values, said)
             rest(files)
     finally:
@@ -278,21 +285,59 @@ def _with_few(
     return made
 
 
+def _fold(
+    folder: WorkFolder,
+    places: Sequence[Fold],
+    ready: Sequence[Any],
+    statistics: Mapping[str, tuple[Statistic | None, bool]],
+) -> dict[str, Factors]:
+    """Choose factors at the places whose readers are all ready; return those of each target by its
+    name."""
+    mine = {name: one for one in ready for name in one.names}
+    found = {one.file_name: Factors() for one in ready}
+    for number, place in enumerate(places):
+        readers = [mine.get(name) for name in place.readers]
+        statistic = statistics.get(place.readers[0], (None, False))[0]
+        maker = None if place.rows is None else mine.get(place.rows)
+        whole = maker is not None and maker.names == (place.rows,)
+        if statistic is None or None in readers or not (place.vectors or whole):
+            continue
+        each = {id(one): one for one in readers}.values()
+        factors = factors_of(statistic, [one for one in each if one is not None])
+        seen = divided(statistic, factors)
+        for one in each:
+            mixed = found[one.file_name]  # type: ignore[union-attr]
+            mixed.columns, mixed.seen = factors, seen
+        if maker is not None:
+            found[maker.file_name].rows = factors
+        folder.write(f"factors{number}", [factors])
+    return found
+
+
 def _encoded(
     folder: WorkFolder,
     number: int,
     target: Quantisable,
     statistics: Mapping[str, tuple[Statistic | None, bool]],
+    factors: Mapping[str, Factors],
 ) -> dict[str, Any]:
     pairs = [statistics.get(name, (None, False)) for name in target.names]
-    said = _written(folder, number, target, [one for one, _ in pairs])
+    some = [one for one, _ in pairs]
+    said = _written(folder, number, target, some, factors[target.file_name])
     few = [name for name, (_, few) in zip(target.names, pairs, strict=True) if few]
     return said | ({"few": few} if few else {})
 
 
-def _written(folder: WorkFolder, number: int, target: Quantisable, stats: Stats) -> dict[str, Any]:
+def _written(
+    folder: WorkFolder,
+    number: int,
+    target: Quantisable,
+    stats: Stats,
+    factors: Factors | None = None,
+) -> dict[str, Any]:
     """Round a target, and keep the importance of its inputs; return what is said of it."""
-    arrays, said = target.encode(stats)
+    seen = None if factors is None else factors.seen
+    arrays, said = target.encode(stats if seen is None else [seen] * len(stats), factors)
     folder.write(f"tensor{number}", arrays)
     counts: list[int] = []
     if importance := importance_of(stats, target.matrices):

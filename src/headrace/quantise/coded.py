@@ -17,7 +17,7 @@ from ..kernels.cpu.encode import encoder
 from ..kernels.weights import FP8_BLOCK
 from ..quant.schemes import NVFP4_FORMAT, NVFP4_GROUP
 from . import search
-from .blocks import fp4, fp4_codes, integers
+from .blocks import Fitted, fp4, fp4_codes, integers
 from .solve import Floats, Grid
 
 Host = npt.NDArray[Any]
@@ -44,6 +44,11 @@ class Coding:
         if self.kind == "float":
             return "float-quantized" if self.bits == 8 else NVFP4_FORMAT
         return "int-quantized" if self.bits == 8 else "pack-quantized"
+
+    @property
+    def folds(self) -> bool:
+        """Whether factors on input channels are worth their search."""
+        return self.kind == "int" and (self.bits == 4 or self.dynamic is not None)
 
     def config(self) -> dict[str, Any]:
         """Return the group of `config_groups`."""
@@ -86,11 +91,9 @@ class Coding:
             found.append(("weight_zero_point", "I32", [out // 8, scales[1]]))
         return [*found, ("weight_shape", "I64", [2])]
 
-    def fitted(
-        self, w: Floats, gram: Floats | None, dtype: str, top: float
-    ) -> tuple[Grid, Mapping[str, Host]]:
-        """Fit scales to weights [rows, in] and G; return the grid, and the arrays to store by
-        suffix. `top`: the tensor's largest magnitude."""
+    def fitted(self, w: Floats, gram: Floats | None, dtype: str, top: float) -> Fitted:
+        """Fit scales to weights [rows, in] and G; the result stores arrays by suffix. `top`: the
+        tensor's largest magnitude."""
         if self.strategy == "group":
             return self._grouped(w, gram, dtype)
         if self.strategy == "tensor_group":
@@ -101,19 +104,17 @@ class Coding:
         if self.strategy == "block":
             stored, scale = stored_as(_block_tops(w) / np.float32(most), dtype)
             each = np.repeat(scale, FP8_BLOCK, 0)[:rows].T
-            return Grid(FP8_BLOCK, np.ascontiguousarray(each), None, nearest), {
-                "weight_scale": stored
-            }
+            grid = Grid(FP8_BLOCK, np.ascontiguousarray(each), None, nearest)
+            return Fitted(grid, lambda grid: {"weight_scale": stored})
         tops: Floats = np.abs(w).max(axis=1)
         if self.strategy == "tensor":
             tops = np.full(rows, top, np.float32)
         stored, scale = stored_as(tops / np.float32(most), dtype)
-        arrays = {"weight_scale": stored[:1] if self.strategy == "tensor" else stored}
-        return Grid(width, scale[None], None, nearest), arrays
+        kept = stored[:1] if self.strategy == "tensor" else stored
+        grid = Grid(width, scale[None], None, nearest)
+        return Fitted(grid, lambda grid: {"weight_scale": kept})
 
-    def _grouped(
-        self, w: Floats, gram: Floats | None, dtype: str
-    ) -> tuple[Grid, Mapping[str, Host]]:
+    def _grouped(self, w: Floats, gram: Floats | None, dtype: str) -> Fitted:
         rows, width = w.shape
         size = self.group or width
         grouped = np.ascontiguousarray(w.reshape(rows, -1, size).transpose(1, 0, 2))
@@ -121,22 +122,28 @@ class Coding:
             blocks = np.broadcast_to(np.eye(size, dtype=np.float32), (width // size, size, size))
         else:
             blocks = search.blocks_of(gram, size)
-        if self.symmetric:
-            nearest = integers(-8, 7)
-            if gram is None:
-                found = encoder().symmetric(w.reshape(-1, size), 8).reshape(rows, -1).T
-            else:
-                found = search.symmetric(grouped, blocks, 8, nearest)
-            stored, scale = stored_as(found, dtype)
-            return Grid(size, scale, None, nearest), {
-                "weight_scale": np.ascontiguousarray(stored.T)
+        if not self.symmetric:
+            stored, scale, zeros = _with_zeros(grouped, blocks, dtype)
+            arrays = {
+                "weight_scale": np.ascontiguousarray(stored.T),
+                "weight_zero_point": pack_nibbles(zeros.astype(np.uint8)).T,
             }
-        stored, scale, zeros = _with_zeros(grouped, blocks, dtype)
-        arrays = {
-            "weight_scale": np.ascontiguousarray(stored.T),
-            "weight_zero_point": pack_nibbles(zeros.astype(np.uint8)).T,
-        }
-        return Grid(size, scale, -zeros * scale, integers(0, 15)), arrays
+            grid = Grid(size, scale, -zeros * scale, integers(0, 15))
+            return Fitted(grid, lambda grid: arrays)
+        nearest = integers(-8, 7)
+        if gram is None:
+            found = encoder().symmetric(w.reshape(-1, size), 8).reshape(rows, -1).T
+        else:
+            found = search.symmetric(grouped, blocks, 8, nearest)
+
+        def allowed(group: int, wished: Floats, offset: bool) -> Floats:
+            return stored_as(wished, dtype)[1]
+
+        def arrays_of(grid: Grid) -> Mapping[str, Host]:
+            return {"weight_scale": np.ascontiguousarray(stored_as(grid.scale, dtype)[0].T)}
+
+        grid = Grid(size, stored_as(found, dtype)[1], None, nearest, allowed)
+        return Fitted(grid, arrays_of)
 
     def packed(self, codes: Floats) -> Host:
         """Return the array of codes [rows, in] as it is stored."""
@@ -186,25 +193,33 @@ def fp8_codes(values: Floats) -> npt.NDArray[np.uint8]:
     return found
 
 
-def _nvfp4(w: Floats, gram: Floats | None, top: float) -> tuple[Grid, Mapping[str, Host]]:
-    """Fit scales in e4m3 next to the one that makes a group's largest weight 6; `top`, of the whole
-    matrix, gets the largest scale of all."""
+def _nvfp4(w: Floats, gram: Floats | None, top: float) -> Fitted:
+    """Fit scales in e4m3 next to the one that makes a group's largest weight 6. The divisor of all
+    is a power of two by which that of the matrix's largest weight, `top`, stays in e4m3."""
     grouped = np.ascontiguousarray(w.reshape(len(w), -1, NVFP4_GROUP).transpose(1, 0, 2))
     if gram is None:
         eye = np.eye(NVFP4_GROUP, dtype=np.float32)
         blocks: Floats = np.broadcast_to(eye, (len(grouped), *eye.shape))
     else:
         blocks = search.blocks_of(gram, NVFP4_GROUP)
-    divisor = np.float32(FP8_MOST * 6 / top if top > 0 else 1)
+    # A power of two: every reader then computes the same numbers, whatever it divides first.
+    divisor = np.float32(2.0 ** np.floor(np.log2(FP8_MOST * 6 / top)) if top > 0 else 1)
     base: Floats = np.abs(grouped).max(-1) * divisor
     candidates = np.stack([fp8(base / np.float32(last)) for last in (6, 5.5, 6.5, 7, 5, 4, 8)])
+
+    def allowed(group: int, wished: Floats, offset: bool) -> Floats:
+        found: Floats = np.maximum(fp8(wished * divisor), 0)
+        return found / divisor
+
+    def stored(grid: Grid) -> Mapping[str, Host]:
+        scales = fp8_codes(fp8(grid.scale * divisor))
+        return {
+            "weight_scale": np.ascontiguousarray(scales.T),
+            "weight_global_scale": np.array([divisor], np.float32),
+        }
+
     scale = search.among(grouped, blocks, candidates / divisor, fp4)
-    stored = fp8_codes(fp8(scale * divisor))
-    arrays: dict[str, Host] = {
-        "weight_scale": np.ascontiguousarray(stored.T),
-        "weight_global_scale": np.array([divisor], np.float32),
-    }
-    return Grid(NVFP4_GROUP, scale, None, fp4), arrays
+    return Fitted(Grid(NVFP4_GROUP, scale, None, fp4, allowed), stored)
 
 
 def _block_tops(w: Floats) -> Floats:

@@ -132,7 +132,8 @@ def statistics_of(
     each = len(names) // len(one.sums)
     made: list[Statistic | None] = []
     for sums, count in zip(one.sums, one.counts, strict=True):
-        known = int(count) and Statistic(int(count), np.diag(sums), np.sqrt(sums))
+        none = np.zeros((0, len(sums)), np.float32)
+        known = int(count) and Statistic(int(count), np.diag(sums), np.sqrt(sums), none)
         made += [known or None] * each
     return made
 

@@ -52,17 +52,18 @@ class Rounding:
         known = self.errors.rows
         self.errors.rows = count if known is None else min(known, count)
 
-    def codes(self, w: Floats, grid: Grid, statistic: Statistic | None) -> Floats:
-        """Return codes [rows, in] on the grid: those of GPTQ, unless rounding to the nearest loses
-        less on the text; without a statistic the nearest."""
+    def codes(self, w: Floats, grid: Grid, statistic: Statistic | None) -> tuple[Floats, Grid]:
+        """Return codes [rows, in] and their grid: those of GPTQ, unless rounding to the nearest on
+        the given grid loses less on the text; without a statistic the nearest."""
         nearest = grid.round(w)
         if statistic is None:
-            return nearest
+            return nearest, grid
         gram = statistic.gram
         solver = statistic.solver()
         solved = solver.settled(w, solver.codes(w, grid), grid)
-        found = [loss(grid.values(codes) - w, gram) for codes in (nearest, solved)]
+        both = (nearest, grid), solved
+        found = [loss(one.values(codes) - w, gram) for codes, one in both]
         self.errors.exact += loss(w, gram)
         self.errors.nearest += found[0]
         self.errors.kept += min(found)
-        return solved if found[1] <= found[0] else nearest
+        return solved if found[1] <= found[0] else both[0]

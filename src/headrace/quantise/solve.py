@@ -8,7 +8,7 @@ groups"). With H = G + λ the factor U, upper, of H⁻¹ = UᵀU is the inverse 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,9 @@ class Grid:
     """[groups, rows]; None: 0."""
     nearest: Callable[[Floats], Floats]
     """Values of the codes nearest to scaled weights."""
+    allowed: Callable[[int, Floats, bool], Floats] | None = None
+    """Function from a group, wished scales [rows], and whether they are offsets, to those next to
+    them that the file can store; None: scales stay as they were fitted."""
 
     def values(self, codes: Floats) -> Floats:
         """Return the weights [rows, in] of codes [rows, in]."""
@@ -125,17 +128,19 @@ class Solver:
         found[order] = codes
         return np.ascontiguousarray(found.T)
 
-    def settled(self, w: Floats, codes: Floats, grid: Grid) -> Floats:
-        """Return codes after `SWEEPS` passes in which each column takes the code that is best for
-        all others as they are (cyclic descent, as of 2309.01885): the error on the text falls."""
+    def settled(self, w: Floats, codes: Floats, grid: Grid) -> tuple[Floats, Grid]:
+        """Return codes and their grid after `SWEEPS` passes in which each scale, then each column
+        of codes, takes the value that is best for all others as they are (cyclic descent, as of
+        2309.01885): the error on the text falls."""
         gram, order = self.gram, self._order
         found = np.ascontiguousarray(codes.T)
         off = np.ascontiguousarray((grid.values(codes) - w).T)
         power = np.diagonal(gram)
         inverse = np.divide(1, power, out=np.zeros_like(power), where=power > 0)
-        scales = grid.scale
-        shrink = np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
         for _ in range(SWEEPS):
+            grid = self._rescaled(off, found, grid)
+            scales = grid.scale
+            shrink = np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
             for first in range(0, len(off), BLOCK):
                 some = order[first : first + BLOCK]
                 pull, square = gram[some] @ off, gram[np.ix_(some, some)]
@@ -147,7 +152,32 @@ class Solver:
                     found[at] = better
                     off[at] += change
                     pull += square[:, number, None] * change
-        return np.ascontiguousarray(found.T)
+        return np.ascontiguousarray(found.T), grid
+
+    def _rescaled(self, off: Floats, codes: Floats, grid: Grid) -> Grid:
+        """Return the grid with scales and offsets that are best for codes [in, rows]; `off`
+        [in, rows] becomes their error."""
+        if grid.allowed is None:
+            return grid
+        parts = [one.copy() for one in (grid.scale, grid.offset) if one is not None]
+        ones = np.ones((grid.size, 1), np.float32)
+        for group in range(len(grid.scale)):
+            columns = slice(group * grid.size, (group + 1) * grid.size)
+            pull, square = self.gram[columns] @ off, self.gram[columns, columns]
+            for number, part in enumerate(parts):
+                along = codes[columns] if number == 0 else ones
+                moved = square @ along
+                slope, bend = (pull * along).sum(0), (moved * along).sum(0)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    step = np.divide(slope, bend, out=np.zeros_like(slope), where=bend > 0)
+                    better = grid.allowed(group, part[group] - step, number == 1)
+                    change = better - part[group]
+                    falls = change * (2 * slope + change * bend) < 0
+                change = np.where(falls, change, 0)
+                part[group] = np.where(falls, better, part[group])
+                off[columns] += along * change
+                pull += moved * change
+        return replace(grid, scale=parts[0], offset=None if grid.offset is None else parts[1])
 
 
 def loss(off: Floats, gram: Floats) -> float:

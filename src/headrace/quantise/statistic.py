@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from .solve import Floats, Solver
 
+SOME = 64
+"""Rows that a statistic keeps, at most."""
 Windows = Sequence[npt.NDArray[np.int64]]
 """Tokens of each window of the text; every window is a sequence of its own."""
 
@@ -29,6 +31,8 @@ class Statistic:
     """[in, in]: XᵀX, summed in the order of the chunks."""
     top: Floats
     """[in]: largest magnitude of each column."""
+    some: Floats
+    """[≤ SOME, in]: some of the rows, to see how their own rounding errs."""
 
     _solver: Solver | None = None
 
@@ -40,11 +44,15 @@ class Statistic:
 
     @classmethod
     def empty(cls, width: int) -> Statistic:
-        return cls(0, np.zeros((width, width), np.float32), np.zeros(width, np.float32))
+        square, vector = (np.zeros(shape, np.float32) for shape in ((width, width), (width,)))
+        return cls(0, square, vector, np.zeros((0, width), np.float32))
 
     def add(self, x: Floats) -> None:
         """Add the rows x [n, in]."""
         self.count += len(x)
         self.gram += x.T @ x
+        if len(x) and len(self.some) < SOME:
+            step = max(1, len(x) // SOME)
+            self.some = np.concatenate([self.some, x[::step]])[:SOME]
         if len(x):
             np.maximum(self.top, np.abs(x).max(axis=0), out=self.top)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from .folding import Factors
 from .statistic import Statistic
 
 Stats = Sequence[Statistic | None]
@@ -36,7 +37,8 @@ class Quantisable(Protocol):
         """Number of its matrices that have a statistic of their own: experts, or 1."""
         ...
 
-    def encode(self, stats: Stats) -> Encoded:
-        """Round it by the statistic of each name (None: no text reached it). Returns the bytes to
-        write, in order, and what to say of it: plain JSON."""
+    def encode(self, stats: Stats, factors: Factors | None = None) -> Encoded:
+        """Round it by the statistic of each name (None: no text reached it). `factors`: of its
+        columns, for which the statistics are, and of its rows. Returns the bytes to write, in
+        order, and what to say of it: plain JSON."""
         ...

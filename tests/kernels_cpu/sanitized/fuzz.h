@@ -494,7 +494,7 @@ inline void encoders(void* const* teams, int count) {
 
 // Numbers into blocks of fewer bits, and groups of them into scales; one in ten has none.
 inline void encodings(void* const* teams, int count) {
-  const int kinds[] = {2, 4, 6, 7, 9};  // Q4_0, Q5_0, Q8_0, Q4_K, Q6_K
+  const int kinds[] = {3, 5, 7, 8, 10};  // Q4_0, Q5_0, Q8_0, Q4_K, Q6_K
   const Kind &kind = kKinds[kinds[any(0, 4)]], &type = kKinds[any(kQuantised, kQuantised + 2)];
   const int blocks = any(1, 40), width = kind.span * blocks, size = 16 << any(0, 3);
   File file(type, 1, width);

@@ -6,6 +6,7 @@
     4 bits, other groups of 32, scales of fp16        Q5_0              5.5   code - zero + 16
     8 bits, zero 128, scales of fp16                  Q8_0              8.5
     8 bits, zero 128, groups of 128                   INT8             8.25
+    NVFP4, of rows of whole blocks of 64              NVFP4           4.625
     fp8, a scale for the tensor, a row or a block     E4M3             8.25
     others, and tables that are read row by row       F32                32
 
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import Array
-from ..checkpoint_values import block_scales, values
+from ..checkpoint_values import block_scales, e4m3, values
 from ..weights import (
     FP8_BLOCK,
     BlockWeight,
@@ -34,13 +35,20 @@ from ..weights import (
 
 Host = npt.NDArray[np.uint8]
 UNIT = 32
-EXACT = "Q4_0", "Q5_0", "Q8_0", "INT4", "INT8", "E4M3", "F32", "MXFP4"
+BLOCK = 64
+"""Inputs that rows of NVFP4 have whole multiples of (csrc/layout.h)."""
+_HALVES = np.zeros(32, np.uint8)
+"""Four-bit code of twice its number, plus 16."""
+for _code, _twice in enumerate((0, 1, 2, 3, 4, 6, 8, 12)):
+    _HALVES[[16 - _twice, 16 + _twice]] = _code | 8, _code
+EXACT = "Q4_0", "Q5_0", "Q8_0", "INT4", "INT8", "NVFP4", "E4M3", "F32", "MXFP4"
 """Kinds of panels that checkpoint matrices in codes get."""
 
 
 @dataclass(slots=True)
 class CodedWeight:
-    """Codes [out, in], one a byte as `kind` has them, with scales and zeros [out, in / group]."""
+    """Codes [out, in], one a byte as `kind` has them, with scales and zeros [out, in / group]; of
+    NVFP4 one scale [1], and in place of zeros the bytes of E4M3."""
 
     kind: str
     data: Host
@@ -95,6 +103,10 @@ def coded(
     if kind is None:
         return DenseWeight(values(weight), weight.name)
     codes, scales, zeros = weight.codes, weight.scales, None
+    if kind == "NVFP4":
+        assert weight.unit is not None
+        codes, zeros = _HALVES[codes], _e4m3_bytes(scales / np.float32(weight.unit))
+        scales = np.array([256 * weight.unit], np.float32)
     if kind in ("Q4_0", "Q5_0", "Q8_0"):
         scales = scales.astype(np.float16)
     if kind == "INT4":
@@ -116,6 +128,8 @@ def _same(one: Array | None, other: Array | None) -> bool:
 
 def _kind(weight: PackedWeight) -> str | None:
     """Return the first kind that holds it; None: only fp32 does."""
+    if weight.unit is not None and weight.shape[1] % BLOCK == 0:
+        return "NVFP4"
     middle = 1 << (weight.bits - 1)
     zeros, scales = _zeros(weight), weight.scales
     offsets = np.zeros_like(scales) if weight.offsets is None else weight.offsets
@@ -129,6 +143,14 @@ def _kind(weight: PackedWeight) -> str | None:
     if weight.bits == 4 and zeros.min() >= 0 and zeros.max() <= 16:
         return "INT4" if weight.group == 128 else "Q5_0" if half else None
     return "INT8" if symmetric and weight.group == 128 else None
+
+
+def _e4m3_bytes(numbers: npt.NDArray[np.float32]) -> Host:
+    """Return the bytes of the numbers of E4M3 next to finite ones."""
+    known = e4m3()[:127]
+    size: Host = np.searchsorted((known[1:] + known[:-1]) / 2, np.abs(numbers)).astype(np.uint8)
+    sign: Host = np.where(np.signbit(numbers), 128, 0).astype(np.uint8)
+    return size | sign
 
 
 def _zeros(weight: PackedWeight) -> npt.NDArray[np.float32]:

@@ -138,7 +138,7 @@ class TritonOperators(ReferenceOperators):
             return dequantise(weight, self.dtype)
         if isinstance(weight, PackedWeight):
             if role != "embed" and weight.order is None:
-                return tile_weight(weight)
+                return tile_weight(weight, e2m1=weight.unit is not None)
             return DenseWeight(unpack_rows(weight).to(self.dtype))
         return weight
 

@@ -25,6 +25,7 @@
 //   Q8_0_PLANES 32  d                  nibbles, bits; elsewhere: threes                  8.5
 //   INT4      128   d (fp32), z (byte) nibbles                                        4.3125
 //   INT8      128   d (fp32)           bytes                                            8.25
+//   NVFP4      64   d (fp32, four times) 2 × 16 scales (bytes), nibbles                4.625
 //
 // Q8_0_PLANES is Q8_0 for a head (bound.h): the five high bits of every code in one plane, panel
 // after panel with their scales, and behind it all the three low bits of every code in another.
@@ -41,6 +42,9 @@
 //
 // INT4 and INT8 are what checkpoints in safetensors have and GGUF has not: scales beyond half
 // precision, and w = d · (code − z) with a zero z of each group's own.
+//
+// NVFP4 is the same numbers of four bits with a scale in E4M3 for each 16. One d of a whole panel is
+// the half of what all scales are multiplied with, times 256 (see E4M3).
 //
 // E4M3 is fp8 against activations in floats (chain.h): [k][16] bytes, and behind them for each 128 of
 // K sixteen fp32 scales, times 256. A byte without its sign, shifted by seven, is the half of the
@@ -85,6 +89,7 @@ constexpr uint8_t kMxfp4Codes[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14,
 constexpr Format kQ8_0_PLANES{HR_Q8_0_PLANES, 32, 32, 0, 320, 34, 192};
 constexpr Format kINT4{HR_INT4, 128, 80, 0, 256, 0, 0};
 constexpr Format kINT8{HR_INT8, 128, 64, 0, 512, 0, 0};
+constexpr Format kNVFP4{HR_NVFP4, 64, 16, 32, 256, 0, 0};
 
 static inline const Format* format_of(int kind) {
   switch (kind) {
@@ -100,6 +105,7 @@ static inline const Format* format_of(int kind) {
     case HR_MXFP4: return &kMXFP4;
     case HR_INT4: return &kINT4;
     case HR_INT8: return &kINT8;
+    case HR_NVFP4: return &kNVFP4;
     default: return nullptr;
   }
 }

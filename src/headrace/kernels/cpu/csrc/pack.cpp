@@ -39,8 +39,8 @@ void scale_min(int j, const uint8_t* q, uint8_t* scale, uint8_t* min) {
 struct Parts {
   uint8_t codes[256];
   uint16_t d = 0, m = 0;
-  float wide = 0;      // INT4, INT8: their d
-  uint8_t scales[16];  // K formats: per 32 or 16 (Q6_K, signed); [0]: MXFP4's e, INT4's z
+  float wide = 0;      // INT4, INT8, NVFP4: their d
+  uint8_t scales[16];  // K formats, NVFP4: per 32 or 16 (Q6_K: signed); [0]: MXFP4's e, INT4's z
   uint8_t mins[8];
 };
 
@@ -193,6 +193,7 @@ void pack_block(const Format& f, int count, uint8_t* out, uint8_t* low, Take tak
   for (int o = 0; o < count; ++o) {
     take(o, &p);
     if (f.kind == HR_INT4 || f.kind == HR_INT8) memcpy(out + 4 * o, &p.wide, 4);
+    else if (f.kind == HR_NVFP4) memcpy(out + 4 * (o % 4), &p.wide, 4);
     else if (f.kind == HR_MXFP4) out[o] = p.scales[0];
     else memcpy(out + 2 * o, &p.d, 2);
     if (f.kind == HR_INT4) out[64 + o] = p.scales[0];
@@ -202,7 +203,7 @@ void pack_block(const Format& f, int count, uint8_t* out, uint8_t* low, Take tak
       if (f.kind == HR_Q4_K || f.kind == HR_Q5_K) {
         unit[o] = p.scales[u];
         unit[16 + o] = p.mins[u];
-      } else if (f.kind == HR_Q6_K) {
+      } else if (f.kind == HR_Q6_K || f.kind == HR_NVFP4) {
         unit[o] = p.scales[2 * u];
         unit[16 + o] = p.scales[2 * u + 1];
       }
@@ -267,7 +268,7 @@ void pack_coded(int kind, const CodedRows& rows, int64_t out, int64_t in, int64_
                 int64_t last, uint8_t* target) {
   const Format* f = format_of(kind);
   const int64_t groups = (in + rows.group - 1) / rows.group, bytes = panel_bytes(kind, in);
-  const bool wide = kind == HR_INT4 || kind == HR_INT8;
+  const bool wide = kind == HR_INT4 || kind == HR_INT8 || kind == HR_NVFP4;
   const auto* halves = static_cast<const uint16_t*>(rows.scales);
   const auto* floats = static_cast<const float*>(rows.scales);
   for (int64_t panel = first; panel < last; ++panel) {
@@ -289,9 +290,11 @@ void pack_coded(int kind, const CodedRows& rows, int64_t out, int64_t in, int64_
       pack_block(*f, count, to, to, [&](int o, Parts* p) {
         const int64_t group = (row + o) * groups + k / rows.group;
         memcpy(p->codes, rows.codes + (row + o) * in + k, static_cast<size_t>(f->span));
-        if (wide) p->wide = floats[group];
+        if (kind == HR_NVFP4) p->wide = floats[0];
+        else if (wide) p->wide = floats[group];
         else p->d = halves[group];
-        if (rows.zeros) p->scales[0] = rows.zeros[group];
+        if (kind == HR_NVFP4) memcpy(p->scales, rows.zeros + group, 4);
+        else if (rows.zeros) p->scales[0] = rows.zeros[group];
       });
   }
 }

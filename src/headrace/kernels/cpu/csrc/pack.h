@@ -10,9 +10,9 @@ void pack_panels(int kind, const uint8_t* rows, int64_t row_bytes, int64_t out, 
 
 // A matrix of codes, one a byte, [out, in], as checkpoints in safetensors have it.
 struct CodedRows {
-  const uint8_t* codes;  // Q4_0, INT4: 0 … 15; Q5_0: 0 … 31; Q8_0, INT8: with +128; E4M3: its bytes
-  const void* scales;    // [out, in / group]: fp16 of Q4_0, Q5_0 and Q8_0, fp32 of the others
-  const uint8_t* zeros;  // likewise: INT4's z; null for other kinds
+  const uint8_t* codes;  // Q4_0, INT4, NVFP4: 0 … 15; Q5_0: 0 … 31; Q8_0, INT8: with +128; E4M3: its bytes
+  const void* scales;    // [out, in / group]: fp16 of Q4_0, Q5_0 and Q8_0, fp32 of the others; one d of NVFP4
+  const uint8_t* zeros;  // likewise: INT4's z, NVFP4's scales in E4M3; null for other kinds
   int64_t group;
 };
 

@@ -70,6 +70,13 @@ HR_INLINE I start_from(const HrUnit& x) {
   return i_spread(Q::zero == 16 ? &x.all16 : &x.all128);
 }
 
+// The same for sixteen, from −32 · Σx.
+template <class Q>
+HR_INLINE I half_from(const int32_t* sum) {
+  static_assert(Q::zero == 32 || Q::zero == 16);
+  return Q::zero == 32 ? i_spread(sum) : i_shr<1>(i_spread(sum));
+}
+
 enum Fetch {
   kHardware,  // nothing is asked for early
   kOwn,       // this panel's bytes and those after it, kAhead early
@@ -123,7 +130,7 @@ HR_INLINE void panel_rows(Panel panel, int blocks, Rows x, Ahead ahead, F* acc) 
 #pragma GCC unroll 12
       for (int m = 0; m < M; ++m) {
         if constexpr (Q::mode == kPlain) sum[m] = start_from<Q>(HR_UNIT(m));
-        if constexpr (Q::mode == kSub) sum[m] = i_spread(&HR_UNIT(m).low32);
+        if constexpr (Q::mode == kSub) sum[m] = half_from<Q>(&HR_UNIT(m).low32);
         if constexpr (Q::mode == kMin) sum[m] = i_zero();
       }
 #define HR_BODY(S)                                           \
@@ -137,14 +144,13 @@ HR_INLINE void panel_rows(Panel panel, int blocks, Rows x, Ahead ahead, F* acc) 
         F d = Q::scale(block, unit), half[M];
         constexpr bool away = M > 8;  // halves in memory, or there are too few registers
         alignas(64) float halves[away ? M : 1][HR_PANEL];
-        F d0 = f_mul(d, f_from_i(i_s8(reinterpret_cast<const int8_t*>(unit))));
-        F d1 = f_mul(d, f_from_i(i_s8(reinterpret_cast<const int8_t*>(unit + 16))));
+        F d0 = f_mul(d, Q::sixteenth(unit)), d1 = f_mul(d, Q::sixteenth(unit + 16));
         HR_BODY(0) HR_BODY(1) HR_BODY(2) HR_BODY(3)
 #pragma GCC unroll 12
         for (int m = 0; m < M; ++m) {
           half[m] = f_mul(d0, f_from_i(sum[m]));
           if constexpr (away) f_put_away(halves[m], half[m]);
-          sum[m] = i_spread(&HR_UNIT(m).high32);
+          sum[m] = half_from<Q>(&HR_UNIT(m).high32);
         }
         HR_BODY(4) HR_BODY(5) HR_BODY(6) HR_BODY(7)
 #pragma GCC unroll 12

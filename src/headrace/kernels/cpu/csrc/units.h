@@ -104,6 +104,15 @@ struct MXFP4 : Q4_0 {
   }
 };
 
+struct NVFP4 : MXFP4 {
+  static constexpr hr::Format format = hr::kNVFP4;
+  static constexpr Mode mode = kSub;
+  HR_INLINE F scale(const uint8_t* block, const uint8_t*) {
+    return f_set(*reinterpret_cast<const float*>(block));
+  }
+  HR_INLINE F sixteenth(const uint8_t* scales) { return f_e4m3(scales); }
+};
+
 struct INT4 : Q4_0 {
   static constexpr hr::Format format = hr::kINT4;
   static constexpr Mode mode = kMin;
@@ -191,6 +200,9 @@ struct Q6_K : Q4_0 {
   HR_INLINE C code(const uint8_t* q) {
     C pairs = c_shift<4 - 2 * (S % 4)>(c_load(q + 256 + 64 * (S / 4)));
     return joined<kFew, 63>(nibble<S>(q), pairs);
+  }
+  HR_INLINE F sixteenth(const uint8_t* scales) {
+    return f_from_i(i_s8(reinterpret_cast<const int8_t*>(scales)));
   }
 };
 
