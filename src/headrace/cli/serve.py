@@ -13,6 +13,7 @@ from ..base.config import DEFAULT_MODEL, EngineOptions, ServerOptions
 from ..base.errors import OptionError
 from ..base.hardware import hardware
 from ..engine.loop.context import served_size
+from ..engine.programs.files import is_program
 from ..loader.catalog import proposed
 from ..obs.logs import configure_logs
 from ..server.kept import Life, keep
@@ -20,7 +21,7 @@ from ..server.run import ServerProcess, StartEngine, import_routes, take_ports
 from ..speech.finding import hears
 from .brief import BriefHelp
 from .configured import configured
-from .start import hearing, started
+from .start import hearing, running, started
 from .translate import listed, translate
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -105,17 +106,26 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, OpenAI-compatible. MODEL is downloaded if it is not on disk.
 
-    A speech model (whisper-base) serves /v1/audio and sessions at /v1/realtime.
+    A speech model (whisper-base) serves /v1/audio and sessions at /v1/realtime. Programs
+    (vad-silero, detector.onnx, --programs) are served at /v2/models.
     """
-    speech = hears(engine.model, cache_dir=engine.cache_dir, offline=engine.offline)
+    alone = is_program(engine.model)
+    if alone:
+        server.programs = ",".join([engine.model, *server.program_names])
+    speech = not alone and hears(engine.model, cache_dir=engine.cache_dir, offline=engine.offline)
     admitted = None
     if profile is not None:
         from ..factory.admit import admit, certified  # Local: other runs do without its imports.
 
         admitted = admit(profile, engine)
         engine = admitted.options
-    if engine.context_cache == "auto" and not speech:
+    if engine.context_cache == "auto" and not (speech or alone):
         engine = replace(engine, context_cache=served_size(engine))
+    if dry_run and alone:
+        raise OptionError(
+            f"--dry-run plans a model; headrace programs inspect {engine.model} shows a program",
+            param="dry_run",
+        )
     if dry_run:
         from .explain import show  # Local: the other run does without its imports.
 
@@ -128,6 +138,9 @@ def serve(
         if followed(engine):
             return
     start: StartEngine = partial(hearing if speech else started, engine)
+    programs = partial(running, engine, server) if server.program_names else None
+    if alone and programs is not None:
+        start, programs = programs, None
     if admitted is not None:
         start = partial(certified, partial(started, engine), admitted)
         server.served_name = server.served_name or admitted.profile.body.model.name
@@ -138,7 +151,14 @@ def serve(
     def run(life: Life) -> int:
         served = None if admitted is None else admitted.served
         return ServerProcess(
-            start, server, announce, sockets, life=life, served=served, hears=speech
+            start,
+            server,
+            announce,
+            sockets,
+            life=life,
+            served=served,
+            hears=speech,
+            start_programs=programs,
         ).run()
 
     raise typer.Exit(keep(run, import_routes))

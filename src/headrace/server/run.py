@@ -30,6 +30,7 @@ from ..obs.collector import collect_when_idle
 if TYPE_CHECKING:
     from ..engine.clients.face import ServingEngine
     from ..engine.hearing.engine import HearingEngine
+    from ..engine.programs.engine import ProgramEngine
     from .accounts import Accounts
     from .app import Application
     from .kept import Life
@@ -66,7 +67,8 @@ BREATH_SECONDS = 0.001
 LAST_WORDS = 2.0
 """Seconds in which aborted requests may still send their error."""
 
-StartEngine = Callable[[], Awaitable["ServingEngine | HearingEngine"]]
+StartEngine = Callable[[], Awaitable["ServingEngine | HearingEngine | ProgramEngine"]]
+StartPrograms = Callable[[], Awaitable["ProgramEngine"]]
 Announce = Callable[[str], None]
 
 
@@ -130,17 +132,21 @@ class ServerProcess:
         life: Life | None = None,
         served: ServedProfile | None = None,
         hears: bool = False,
+        start_programs: StartPrograms | None = None,
     ) -> None:
         """Prepare a run.
 
         `sockets`: those of `take_ports`; None: `run` opens them. `life`: set if a parent restarts
         this process. `served`: the signed profile that `start_engine` applies to the engine.
-        `hears`: the model is a transcription model.
+        `hears`: the model is a transcription model. `start_programs` starts foreign programs that
+        are served beside the engine.
         """
         options.verify()
         if hears and options.files:
             raise OptionError("a speech model has no batches, so it takes no files", param="files")
         self._hears = hears
+        self._start_programs = start_programs
+        self._programs: ProgramEngine | None = None
         self._life = life
         self._served = served
         self._sockets = sockets
@@ -167,9 +173,8 @@ class ServerProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        starting: asyncio.Future[ServingEngine | HearingEngine] = asyncio.ensure_future(
-            self._start_engine()
-        )
+        starting: asyncio.Future[ServingEngine | HearingEngine | ProgramEngine]
+        starting = asyncio.ensure_future(self._started())
         try:
             # The engine's process starts while this one imports the routes. They are imported in
             # parts, because the event loop must answer as soon as the engine asks what to load. If
@@ -224,17 +229,17 @@ class ServerProcess:
         if app.state.accounts is not None:
             habits.append(keep("keys", app.state.accounts.watch))
         service.loop.start()
-        engine: ServingEngine | HearingEngine | None = None
+        engine: ServingEngine | HearingEngine | ProgramEngine | None = None
         try:
             engine = await self._engine(starting, http)
             if engine is not None:
-                attach(service, engine)
+                attach(service, engine, self._programs)
                 if self._served is not None:
                     service.served_profile = self._served
                     app.state.meter.certified(self._served)
                 if app.state.batches is not None:
                     app.state.batches.start()
-                if not self._hears:
+                if hasattr(engine, "files"):
                     habits.append(keep("pins", app.state.pins.keep))
                 # Objects made during the start stay: scanning them would take 50 ms each time.
                 gc.freeze()
@@ -266,13 +271,28 @@ class ServerProcess:
                 app.state.files.close()
             if engine is not None:
                 await engine.close(0.0)
+            if self._programs is not None:
+                await self._programs.close()
             if service.spans is not None:
                 await asyncio.to_thread(service.spans.close)
         return 128 + signal.SIGINT if self._signal == signal.SIGINT else 0
 
+    async def _started(self) -> ServingEngine | HearingEngine | ProgramEngine:
+        """Start the programs, if there are any, and then the engine."""
+        if self._start_programs is None:
+            return await self._start_engine()
+        self._programs = await self._start_programs()
+        try:
+            return await self._start_engine()
+        except BaseException:
+            await self._programs.close()
+            raise
+
     async def _engine(
-        self, starting: asyncio.Future[ServingEngine | HearingEngine], http: asyncio.Future[Any]
-    ) -> ServingEngine | HearingEngine | None:
+        self,
+        starting: asyncio.Future[ServingEngine | HearingEngine | ProgramEngine],
+        http: asyncio.Future[Any],
+    ) -> ServingEngine | HearingEngine | ProgramEngine | None:
         """Return the started engine, or None if a signal came first."""
         stop: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         try:
@@ -329,7 +349,10 @@ class ServerProcess:
             await app.state.store.save_ledger(accounts.totals())
 
     def _ready(
-        self, sockets: list[socket.socket], engine: ServingEngine | HearingEngine, seconds: float
+        self,
+        sockets: list[socket.socket],
+        engine: ServingEngine | HearingEngine | ProgramEngine,
+        seconds: float,
     ) -> None:
         scheme = "https" if self._options.tls_cert else "http"
         addresses = [f"{scheme}://{_address(listener)}" for listener in sockets]
@@ -354,7 +377,9 @@ def import_routes() -> None:
     loop_factory()
 
 
-async def _given_up(starting: asyncio.Future[ServingEngine | HearingEngine]) -> None:
+async def _given_up(
+    starting: asyncio.Future[ServingEngine | HearingEngine | ProgramEngine],
+) -> None:
     """Cancel a start that is no longer wanted; close the engine if it has started."""
     starting.cancel()
     await asyncio.wait({starting})
@@ -362,7 +387,9 @@ async def _given_up(starting: asyncio.Future[ServingEngine | HearingEngine]) -> 
         await starting.result().close(0.0)
 
 
-def _example(address: str, engine: ServingEngine | HearingEngine, options: ServerOptions) -> str:
+def _example(
+    address: str, engine: ServingEngine | HearingEngine | ProgramEngine, options: ServerOptions
+) -> str:
     """Return a shell command that gets an answer from this model."""
     curl = "curl"
     if options.tls_cert:
@@ -372,6 +399,8 @@ def _example(address: str, engine: ServingEngine | HearingEngine, options: Serve
     if options.keys:
         curl += ' -H "authorization: Bearer $HEADRACE_API_KEY"'
     if not hasattr(engine, "files"):
+        if hasattr(engine, "executor"):
+            return f"{curl} {address}/v2/models/{engine.model_name}"
         return f"{curl} {address}/v1/audio/transcriptions -F file=@talk.wav"
     if engine.files.arch.task != "tokens":
         path, body = "embeddings", '{"input": "a river"}'
