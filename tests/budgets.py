@@ -31,7 +31,7 @@ CEILINGS = {
     "parameters of a command": 40,  # Each is an option that `--help` prints.
     "parameters of a Triton function": 41,
     "fields": 35,  # What a record can be explained as; public options and wire formats: `WIDE`.
-    "own imports in functions": 54,  # Each hides an edge of the graph of modules.
+    "own imports in functions": 56,  # Each hides an edge of the graph of modules.
     "other imports in functions": 76,  # Each keeps a start without torch, or quick.
     "class names with two meanings": 58,  # One word, one meaning (`docs/glossary.md`).
     "environment reads": 0,  # Outside `base/environment.py`, which lists every variable.

@@ -57,6 +57,13 @@ def double(*dims: int | str | None) -> bytes:
     )
 
 
+def one_long_node() -> bytes:
+    """One node that no flag can stop: with a picture of 2,000 by 2,000 it takes hours."""
+    size = 2001
+    pool = node("MaxPool", "x", "y", kernel_shape=[size, size], pads=[size - 1] * 4)
+    return model([pool], [port("x", [1, 1, "h", "w"])], [port("y", None)])
+
+
 def endless() -> bytes:
     """A loop that goes on while its input `go` is true."""
     body = helper.make_graph(

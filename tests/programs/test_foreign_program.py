@@ -32,10 +32,11 @@ from headrace.base.errors import (
     RunStopped,
     UnsupportedModel,
 )
-from headrace.programs import ForeignProgram, ProgramLimits, library, runner
+from headrace.programs import ForeignProgram, ProgramLimits, confined, runner
 from headrace.programs.drawn import rewritten
 from headrace.programs.inspection import LIMITS, inspected_bytes
 from headrace.programs.onnx import description
+from headrace.programs.rows import fitting
 from headrace.programs.runner import RowsVerdict
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -190,7 +191,7 @@ def test_the_first_load_has_little_memory(monkeypatch: pytest.MonkeyPatch) -> No
     weights = stored("w", np.ones(1 << 22, "f"))
     data = model([node("Add", "x w", "y")], [port("x", [1])], [port("y", None)], [weights])
     assert load(data, trial=True).trial is not None
-    monkeypatch.setattr(library, "_SPARE", -(3 << 24))
+    monkeypatch.setattr(confined, "SPARE", -(3 << 24))
     with pytest.raises(DoesNotFit, match="needs more than 16,777,216 bytes to load"):
         load(data, ProgramLimits(memory=1 << 24), trial=True)
 
@@ -429,7 +430,7 @@ def test_a_price_is_that_of_the_smallest_bucket_that_covers() -> None:
 
 
 def test_a_crash_of_the_library_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library.sys, "executable", "/bin/false")
+    monkeypatch.setattr(confined.sys, "executable", "/bin/false")
     with pytest.raises(UnsupportedModel, match=r"ends the process that loads it, .*\(status 1\)"):
         load(double(1), trial=True)
 
@@ -523,6 +524,6 @@ def test_an_input_may_begin_at_any_byte() -> None:
     """Binary tensors of a request are views of its body."""
     x = np.frombuffer(b"!" + np.arange(4, dtype="f").tobytes(), np.uint8)[1:].view("f")
     program = load(double(4))
-    taken = program._checked({"x": x})["x"]
+    taken = fitting(program.inputs, {"x": x})["x"]
     assert taken.flags.aligned
     assert program.run({"x": x})["y"].tolist() == [0, 2, 4, 6]

@@ -256,6 +256,20 @@ class ServerOptions:
         "Origins whose web pages may use this server, as in https://a.example,https://b.example; "
         "none: only its own page.",
     )
+    programs: str | None = option(
+        None,
+        "Foreign programs that are served beside the model, between commas: catalog names, .onnx "
+        "files.",
+    )
+    program_memory: float = option(
+        4.0, "GB of a program's weights, and of values in a run.", low=0.001, high=1e6
+    )
+    program_seconds: float = option(
+        30.0, "Time limit of a program's run, in seconds.", low=0.001, high=1e6
+    )
+    program_lanes: int | None = option(
+        None, "Runs of programs at a time; none: one for each processor.", low=1, high=256
+    )
     otlp_endpoint: str | None = option(
         None, "OpenTelemetry collector for traces, as in http://host:4318; none: no traces."
     )
@@ -271,6 +285,17 @@ class ServerOptions:
                 f"served_name must be names between commas, not {self.served_name!r:.200}",
                 param="served_name",
             )
+
+        if not all(self.program_names):
+            raise OptionError(
+                f"programs must be names between commas, not {self.programs!r:.200}",
+                param="programs",
+            )
+
+    @property
+    def program_names(self) -> list[str]:
+        """The names of `programs`."""
+        return [] if self.programs is None else self.programs.split(",")
 
     @property
     def served_names(self) -> list[str]:

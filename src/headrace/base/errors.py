@@ -148,6 +148,15 @@ class RunStopped(HeadraceError):
     type = "run_stopped_error"
 
 
+class DeadlineMissed(HeadraceError):
+    """Work was not begun because it could no longer end in time, or was stopped at its deadline;
+    the message tells which, and why."""
+
+    status = 504
+    type = "deadline_error"
+    code = "deadline_missed"
+
+
 class Untrusted(HeadraceError):
     """Bytes do not match a digest or a signature; names it."""
 

@@ -24,6 +24,7 @@ from ..base.names import nearest
 from ..loader.catalog import CATALOG
 from ..loader.open import fetched
 from ..programs import ForeignProgram, Inspection, ProgramLimits, inspected
+from ..programs.confined import ConfinedProgram
 from ..programs.drawn import random_nodes
 from ..programs.files import read
 from ..programs.onnx import MOST_RANK, Port
@@ -109,19 +110,23 @@ def run(
         Path | None,
         typer.Option("--output", help="An .npz file of all outputs.", show_default="JSON"),
     ] = None,
-    threads: Threads = 1,
     memory: Memory = 4.0,
     seconds: Seconds = 30.0,
     seed: Seed = 0,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Run a program once; print its outputs as JSON, or write them to a file."""
+    """Run a program once, in a process that may only compute; print its outputs as JSON, or write
+    them to a file."""
     limits = ProgramLimits(memory=int(memory * 1e9), seconds=seconds)
-    program = ForeignProgram.load(_path(file, cache_dir), limits, threads=threads)
-    feed = _feed(program, given or [], seed)
-    begun = time.perf_counter()
-    found = program.run(feed, seed=seed)
-    took = time.perf_counter() - begun
+    program = ConfinedProgram(inspected(_path(file, cache_dir), limits), limits)
+    try:
+        program.start()
+        feed = _feed(program, given or [], seed)
+        begun = time.perf_counter()
+        found = program.run(feed, seed=seed)
+        took = time.perf_counter() - begun
+    finally:
+        program.close()
     if output is None:
         shown = {name: _shown(value) for name, value in found.items()}
         print(json.dumps({"outputs": shown, "seconds": round(took, 6)}))
@@ -190,7 +195,7 @@ def _measured(program: ForeignProgram, given: list[str], rows: int, seed: int) -
     return report
 
 
-def _feed(program: ForeignProgram, given: list[str], seed: int) -> dict[str, Any]:
+def _feed(program: ForeignProgram | ConfinedProgram, given: list[str], seed: int) -> dict[str, Any]:
     """Make the inputs: those named on the command line, zeros for states, else random."""
     values = dict(one.partition("=")[::2] for one in given)
     ports = program.inputs

@@ -14,6 +14,7 @@ from ..base.errors import OptionError
 from ..base.hardware import hardware
 from ..base.several import ModelChoice, read_models
 from ..engine.loop.context import served_size
+from ..engine.programs.files import is_program
 from ..loader.catalog import proposed
 from ..obs.logs import configure_logs
 from ..server.kept import Life, keep
@@ -21,7 +22,7 @@ from ..server.run import ServerProcess, StartEngine, import_routes, take_ports
 from ..speech.finding import hears
 from .brief import BriefHelp
 from .configured import configured
-from .start import hearing, several, started
+from .start import hearing, running, several, started
 from .translate import listed, translate
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -109,14 +110,20 @@ def serve(
 
     Requests choose one of several by name. Each may have options of its own:
     MODEL:kv=2GiB,name=ALIAS,weight=2. A speech model (whisper-base) serves /v1/audio and sessions
-    at /v1/realtime, alone.
+    at /v1/realtime, alone. Programs (vad-silero, detector.onnx, --programs) are served at
+    /v2/models.
     """
-    chosen = read_models(models, engine)
+    asked = [word for word in models if is_program(word)]
+    if asked:
+        server.programs = ",".join([*asked, *server.program_names])
+    alone = bool(asked) and len(asked) == len(models)
+    chosen = read_models(asked[:1] if alone else [w for w in models if w not in asked], engine)
     engine = chosen[0].options
     found = [
         one.options.model
         for one in chosen
-        if hears(one.options.model, cache_dir=engine.cache_dir, offline=engine.offline)
+        if not alone
+        and hears(one.options.model, cache_dir=engine.cache_dir, offline=engine.offline)
     ]
     speech = bool(found)
     if len(chosen) > 1 or chosen[0].names:
@@ -127,12 +134,17 @@ def serve(
 
         admitted = admit(profile, engine)
         engine = admitted.options
-    if engine.context_cache == "auto" and not speech:
+    if engine.context_cache == "auto" and not (speech or alone):
         engine = replace(engine, context_cache=served_size(engine))
         chosen = [
             replace(one, options=replace(one.options, context_cache=engine.context_cache))
             for one in chosen
         ]
+    if dry_run and alone:
+        raise OptionError(
+            f"--dry-run plans a model; headrace programs inspect {engine.model} shows a program",
+            param="dry_run",
+        )
     if dry_run:
         from .explain import show  # Local: the other run does without its imports.
 
@@ -145,8 +157,13 @@ def serve(
         if followed(engine):
             return
     start: StartEngine = partial(hearing if speech else started, engine)
-    if len(chosen) > 1 or chosen[0].names or (server.operator_port is not None and not speech):
+    if not alone and (
+        len(chosen) > 1 or chosen[0].names or (server.operator_port is not None and not speech)
+    ):
         start = partial(several, chosen)
+    programs = partial(running, engine, server) if server.program_names else None
+    if alone and programs is not None:
+        start, programs = programs, None
     if admitted is not None:
         start = partial(certified, partial(started, engine), admitted)
         server.served_name = server.served_name or admitted.profile.body.model.name
@@ -157,7 +174,14 @@ def serve(
     def run(life: Life) -> int:
         served = None if admitted is None else admitted.served
         return ServerProcess(
-            start, server, announce, sockets, life=life, served=served, hears=speech
+            start,
+            server,
+            announce,
+            sockets,
+            life=life,
+            served=served,
+            hears=speech,
+            start_programs=programs,
         ).run()
 
     raise typer.Exit(keep(run, import_routes))

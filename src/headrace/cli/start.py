@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from ..base.config import EngineOptions
+from ..base.config import EngineOptions, ServerOptions
 from ..base.several import ModelChoice
 from ..engine.clients.async_engine import AsyncEngine
 from ..engine.clients.group import EngineGroup
+from ..engine.programs.files import program_files
 from .progress import DownloadBars
 
 
@@ -35,6 +36,23 @@ async def hearing(options: EngineOptions) -> Any:
 
     with DownloadBars(sys.stderr) as bars:
         return await HearingEngine.start(options, progress=bars)
+
+
+async def running(options: EngineOptions, server: ServerOptions) -> Any:
+    """Start foreign programs, like `started`."""
+    # Local: it needs numpy and the extra programs.
+    from ..engine.programs.engine import ProgramEngine, ProgramLimits
+
+    limits = ProgramLimits(int(server.program_memory * 1e9), seconds=server.program_seconds)
+    with DownloadBars(sys.stderr) as bars:
+        files = await asyncio.to_thread(
+            program_files,
+            server.program_names,
+            cache_dir=options.cache_dir,
+            offline=options.offline,
+            progress=bars,
+        )
+        return await ProgramEngine.start(files, limits, lanes=server.program_lanes)
 
 
 @asynccontextmanager

@@ -50,14 +50,25 @@ _ALLOWED = {
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _KILL, _REFUSE, _ALLOW = 0x80000000, 0x00050000 | errno.EPERM, 0x7FFF0000
 _SET_SECCOMP, _FILTER = 22, 2
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_OF_ALL_THREADS = 1
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000
 _NO_NEW_PRIVILEGES = 38
 
 
-def confine(memory: int, seconds: int, result: int) -> None:
-    """Give up for good all that computing does not need.
+def leave_networks() -> None:
+    """Enter a network of its own, without any connection; possible while there is one thread."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "unshare"):
+        # Some containers refuse this. Nothing here opens a connection anyway.
+        libc.unshare(_NEW_USER | _NEW_NET)
 
-    Left are `memory` bytes of address space, `seconds` of processor time, files of `result` bytes.
+
+def confine(memory: int, seconds: int, result: int) -> None:
+    """Give up for good all that computing does not need, in every thread of the process.
+
+    Left are `memory` bytes of address space, `seconds` of processor time, files of `result` bytes;
+    a limit of -1 is none. A process with more than one thread calls `leave_networks` first.
     """
     for limit, value in (
         (resource.RLIMIT_AS, memory),
@@ -69,17 +80,15 @@ def confine(memory: int, seconds: int, result: int) -> None:
     ):
         with suppress(ValueError, OSError):
             resource.setrlimit(limit, (value, value))
+    leave_networks()
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "unshare"):
-        # Some containers refuse this. Nothing here opens a connection anyway.
-        libc.unshare(_NEW_USER | _NEW_NET)
     if hasattr(libc, "prctl"):
         libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         only_compute(libc)
 
 
 def only_compute(libc: Any) -> bool:
-    """Deny this process all other system calls for good; return False if that is impossible.
+    """Deny all threads all other system calls for good; return False if that is impossible.
 
     The process must already have given up new privileges (`PR_SET_NO_NEW_PRIVS`).
     """
@@ -99,4 +108,6 @@ def only_compute(libc: Any) -> bool:
     ]
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
     program = ctypes.create_string_buffer(struct.pack("@HP", len(steps), ctypes.addressof(code)))
-    return bool(libc.prctl(_SET_SECCOMP, _FILTER, program, 0, 0) == 0)
+    if libc.syscall(_SECCOMP[machine], 1, _OF_ALL_THREADS, program) == 0:
+        return True
+    return bool(libc.prctl(_SET_SECCOMP, _FILTER, program, 0, 0) == 0)  # Of this thread.

@@ -1,32 +1,20 @@
 """ONNX Runtime, bounded: an arena per program, threads that sleep between runs, one clock.
 
 The arena bounds what runs allocate; a session has the threads of the engine that owns it, and
-they do not spin, so that several programs and the kernels share the cores. A first load happens in
-a confined child process: a file may make the library allocate or compute without end while a
-session is made, or crash it. `python -m headrace.programs.library` is the child.
+they do not spin, so that several programs and the kernels share the cores.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import numpy as np
-
-from ..base.errors import DoesNotFit, ModelFileError, UnsupportedModel
 from ..base.extras import needed
-from ..media.seccomp import confine
 from ..obs.threads import THREADS
-from .inspection import Inspection, ProgramLimits
 
 FOLDED = 64 << 20
 """Largest constant that is computed while a session is made, outside its arena."""
@@ -121,118 +109,9 @@ class RunClock:
 
 CLOCK = RunClock()
 
-_SPARE = 256 << 20
-_MOST_ANSWER = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """Result of a first load."""
-
-    memory: int
-    """Bytes by which the process grew, at most."""
-    seconds: float
-
-
-def tried(inspection: Inspection, data: bytes, limits: ProgramLimits) -> Trial:
-    """Load a program in a child, and run it once with zeros if every size is known or may be 1.
-
-    Raises `DoesNotFit`, `ModelFileError` with the library's reason, `UnsupportedModel` if it
-    crashes or takes too long.
-    """
-    library()  # Its absence is this process's error.
-    parts = {"": data, **inspection.outside}
-    order = {
-        "parts": {name: len(one) for name, one in parts.items()},
-        "memory": limits.memory + 2 * sum(map(len, parts.values())) + _SPARE,
-        "seconds": max(1, round(limits.load_seconds)),
-        "run": not inspection.loops,
-    }
-    name = inspection.name
-    with subprocess.Popen(
-        [sys.executable, "-I", "-m", "headrace.programs.library"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PATH": os.defpath},
-    ) as child:
-        try:
-            told = json.dumps(order).encode() + b"\n"
-            said, _ = child.communicate(
-                b"".join([told, *parts.values()]), timeout=2 * limits.load_seconds
-            )
-        except subprocess.TimeoutExpired:
-            said = b""
-        finally:
-            child.kill()
-    answer: Any = None
-    with suppress(ValueError, IndexError):
-        answer = json.loads(said[:_MOST_ANSWER].splitlines()[-1])
-    answer = answer if isinstance(answer, dict) else {}
-    reason, memory, seconds = (answer.get(key) for key in ("refused", "memory", "seconds"))
-    if reason == "memory":
-        raise DoesNotFit(f"{name} needs more than {limits.memory:,} bytes to load")
-    if isinstance(reason, str):
-        raise ModelFileError(f"{name} does not load: {reason:.400}")
-    if child.returncode or not isinstance(memory, int) or not isinstance(seconds, float):
-        raise UnsupportedModel(
-            f"{name} ends the process that loads it, or did not load within "
-            f"{2 * limits.load_seconds:.0f} s (status {child.returncode})"
-        )
-    return Trial(memory, seconds)
-
-
-def main() -> None:
-    """Load the program on standard input, behind a line of JSON that orders it."""
-    order = json.loads(sys.stdin.buffer.readline())
-    library()
-    outside = {name: sys.stdin.buffer.read(size) for name, size in order["parts"].items()}
-    data = outside.pop("")
-    status = os.open("/proc/self/status", os.O_RDONLY) if os.path.isdir("/proc/self") else None
-    begun, space = _kilobytes(status, "VmRSS"), _kilobytes(status, "VmSize")
-    confine((space << 10) + order["memory"] if space else -1, order["seconds"], 0)
-    start = time.monotonic()
-    try:
-        made = session(data, outside, patterns=False, threads=1, memory=order["memory"])
-        seconds = time.monotonic() - start
-        if order["run"]:
-            _run(made)
-    except MemoryError:
-        return _say({"refused": "memory"})
-    except Exception as error:  # noqa: BLE001 - whatever the library raises is the file's fault
-        memory = "bad_alloc" in str(error) or "allocate" in str(error).lower()
-        return _say({"refused": "memory" if memory else plain(error)})
-    return _say({"memory": max(0, _kilobytes(status, "VmHWM") - begun) << 10, "seconds": seconds})
-
-
-def _run(made: Any) -> None:
-    """Run once with zeros; a refusal of them is no fault."""
-    types = {"float": "float32", "double": "float64"}
-    given = {}
-    for one in made.get_inputs():
-        name = one.type.removeprefix("tensor(").removesuffix(")")
-        shape = [dim if isinstance(dim, int) else 1 for dim in one.shape]
-        given[one.name] = np.zeros(shape, types.get(name, name))
-    with suppress(Exception):
-        made.run(None, given)
-
 
 def plain(error: BaseException) -> str:
     """Return the library's reason in one line, without its own file names."""
     text = " ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : ")
     kept = text.partition("Status Message: ")[2] or text.partition(" : ")[2] or text
     return kept.rpartition("Status Message: ")[2][:300].rstrip(".! ")
-
-
-def _kilobytes(status: int | None, key: str) -> int:
-    """Return a size of this process; 0 where the system does not tell."""
-    text = "" if status is None else os.pread(status, 8192, 0).decode()
-    return next((int(row.split()[1]) for row in text.splitlines() if row.startswith(f"{key}:")), 0)
-
-
-def _say(answer: dict[str, Any]) -> None:
-    os.write(1, json.dumps(answer).encode() + b"\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -9,11 +9,45 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..base.errors import InvalidRequest
 from .inspection import StateTensor
 from .onnx import Port
 
 Array = npt.NDArray[Any]
 Feed = Mapping[str, Array]
+
+
+def fitting(ports: Mapping[str, Port], inputs: Feed) -> dict[str, Array]:
+    """Return a program's inputs as the library takes them. Raises `InvalidRequest`."""
+    if inputs.keys() != ports.keys():
+        strange = sorted(inputs.keys() - ports.keys())
+        missing = [name for name in ports if name not in inputs]
+        raise InvalidRequest(
+            f"input {strange[0]!r:.80} is not known; the inputs are: {', '.join(ports)}"
+            if strange
+            else f"input {missing[0]!r:.80} is missing",
+            param="inputs",
+        )
+    return {name: _fitting(port, inputs[name]) for name, port in ports.items()}
+
+
+def _fitting(port: Port, value: Array) -> Array:
+    """Return an input in one piece. Raises `InvalidRequest`."""
+    if not isinstance(value, np.ndarray) or value.dtype != port.type:
+        given = getattr(value, "dtype", type(value).__name__)
+        why = f"is {given}; it takes {port.type}"
+    elif port.dims is not None and (
+        len(port.dims) != value.ndim
+        or any(
+            isinstance(want, int) and want != size
+            for want, size in zip(port.dims, value.shape, strict=True)
+        )
+    ):
+        why = f"has the shape {list(value.shape)}; it takes {port}"
+    else:
+        # A tensor of a binary request begins at any byte of its body.
+        return np.require(value, requirements=["C", "A"]).reshape(value.shape)
+    raise InvalidRequest(f"input {port.name:.80} {why}", param="inputs")
 
 
 @dataclass(frozen=True, slots=True)

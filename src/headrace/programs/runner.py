@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import InvalidRequest, ModelFileError, RunStopped
+from .confined import Trial, tried
 from .drawn import FIRST, rewritten
 from .inspection import LIMITS, Inspection, ProgramLimits, StateTensor, inspected
-from .library import CLOCK, Trial, plain, run_options, session, tried
-from .onnx import Port
-from .rows import Array, Feed, RowAxes, alike, differs, join, split, varied
+from .library import CLOCK, plain, run_options, session
+from .rows import Array, Feed, RowAxes, alike, differs, fitting, join, split, varied
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of every input."""
@@ -58,7 +58,7 @@ class ForeignProgram:
         self.inspection = inspection
         self.limits = limits
         data, self.drawn = rewritten(inspection.data, inspection.described)
-        self.trial: Trial | None = tried(inspection, data, limits) if trial else None
+        self.trial: Trial | None = tried(inspection, limits) if trial else None
         self.inputs = {one.name: one for one in inspection.described.inputs}
         self._load = partial(
             session,
@@ -106,15 +106,23 @@ class ForeignProgram:
         found = self.run({**inputs, **states}, seed=seed)
         return found, {one.input: found.pop(one.output) for one in self.states}
 
-    def run(self, inputs: Feed, *, seed: int = 0, seconds: float | None = None) -> dict[str, Array]:
-        """Run once; `seconds` lowers the time limit.
+    def run(
+        self,
+        inputs: Feed,
+        *,
+        seed: int = 0,
+        seconds: float | None = None,
+        options: Any = None,
+    ) -> dict[str, Array]:
+        """Run once; `seconds` lowers the time limit. `options`: those of `run_options`, with which
+        another thread can stop this run alone.
 
         The result depends on inputs and seed alone. Raises `InvalidRequest` for inputs that the
         program cannot take, and `RunStopped` after the time limit or `cancel`.
         """
-        feed = self._checked(inputs)
+        feed = fitting(self.inputs, inputs)
         limit = self.limits.seconds if seconds is None else min(self.limits.seconds, seconds)
-        options, end = run_options(), time.monotonic() + limit
+        options, end = options or run_options(), time.monotonic() + limit
         with self._lock:
             self._running.add(options)
         try:
@@ -165,22 +173,9 @@ class ForeignProgram:
             for options in self._running:
                 options.terminate = True
 
-    def _checked(self, inputs: Feed) -> dict[str, Array]:
-        """Return the inputs as the library takes them. Raises `InvalidRequest`."""
-        if inputs.keys() != self.inputs.keys():
-            strange = sorted(inputs.keys() - self.inputs.keys())
-            missing = [name for name in self.inputs if name not in inputs]
-            raise InvalidRequest(
-                f"input {strange[0]!r:.80} is not known; the inputs are: {', '.join(self.inputs)}"
-                if strange
-                else f"input {missing[0]!r:.80} is missing",
-                param="inputs",
-            )
-        return {name: _fitting(port, inputs[name]) for name, port in self.inputs.items()}
-
     def shapes(self, inputs: Feed) -> Shapes:
         """Return the key of a bucket."""
-        return tuple((name, np.shape(inputs[name])) for name in self.inputs)
+        return shapes_of(self.inputs, inputs)
 
     def warm(self, inputs: Feed) -> int:
         """Run with these inputs until it is warm; keep and return the nanoseconds of a run."""
@@ -195,7 +190,7 @@ class ForeignProgram:
     def price(self, shapes: Shapes) -> int | None:
         """Return nanoseconds of a run: of its bucket, else of the cheapest one that is at least as
         large in every dimension; None beyond all of them."""
-        covering = [cost for bucket, cost in self.buckets.items() if _covers(bucket, shapes)]
+        covering = [cost for bucket, cost in self.buckets.items() if covers(bucket, shapes)]
         return self.buckets.get(shapes, min(covering, default=None))
 
     @cached_property
@@ -256,26 +251,13 @@ class ForeignProgram:
         return [self.run(feed) for feed in feeds] if isinstance(parts, str) else parts
 
 
-def _fitting(port: Port, value: Array) -> Array:
-    """Return an input in one piece. Raises `InvalidRequest`."""
-    if not isinstance(value, np.ndarray) or value.dtype != port.type:
-        given = getattr(value, "dtype", type(value).__name__)
-        why = f"is {given}; it takes {port.type}"
-    elif port.dims is not None and (
-        len(port.dims) != value.ndim
-        or any(
-            isinstance(want, int) and want != size
-            for want, size in zip(port.dims, value.shape, strict=True)
-        )
-    ):
-        why = f"has the shape {list(value.shape)}; it takes {port}"
-    else:
-        # A tensor of a binary request begins at any byte of its body.
-        return np.require(value, requirements=["C", "A"]).reshape(value.shape)
-    raise InvalidRequest(f"input {port.name:.80} {why}", param="inputs")
+def shapes_of(names: Iterable[str], inputs: Feed) -> Shapes:
+    """Return the key of a bucket: the shapes of these inputs."""
+    return tuple((name, np.shape(inputs[name])) for name in names)
 
 
-def _covers(large: Shapes, small: Shapes) -> bool:
+def covers(large: Shapes, small: Shapes) -> bool:
+    """Tell whether every input of `large` is at least as large in every dimension."""
     return all(
         len(ours) == len(theirs) and all(a >= b for a, b in zip(ours, theirs, strict=True))
         for (_, ours), (_, theirs) in zip(large, small, strict=True)

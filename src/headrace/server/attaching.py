@@ -8,15 +8,26 @@ from typing import TYPE_CHECKING
 from ..engine.clients.group import EngineGroup
 from ..speech.finding import listens
 from .residents import Residents
-from .service import Service, writes
+from .service import Service, runs_programs, writes
 
 if TYPE_CHECKING:
     from ..engine.clients.face import ServingEngine
     from ..engine.hearing.engine import HearingEngine
+    from ..engine.programs.engine import ProgramEngine
 
 
-def attach(service: Service, engine: ServingEngine | HearingEngine | EngineGroup) -> None:
-    """Attach the ready engine, or several models': from now on requests are served."""
+def attach(
+    service: Service,
+    engine: ServingEngine | HearingEngine | EngineGroup | ProgramEngine,
+    programs: ProgramEngine | None = None,
+) -> None:
+    """Attach the ready engine, or several models': from now on requests are served. `programs`:
+    foreign programs that are served beside it.
+
+    Imports are local: a server of a text model does without the dependencies of the others.
+    """
+    if programs is not None:
+        _run_programs(service, programs, alone=False)
     if isinstance(engine, EngineGroup):
         for number, member in engine.members.items():
             one = service
@@ -25,19 +36,24 @@ def attach(service: Service, engine: ServingEngine | HearingEngine | EngineGroup
                 service.models.append(one)
             attach_text(one, member, engine.chosen[number].names)
         service.residents = Residents(service, engine, attach_text)
+    elif runs_programs(engine):
+        _run_programs(service, engine, alone=True)
     elif writes(engine):
         attach_text(service, engine)
     else:
-        from .hearing.ears import HearingRoutes  # Local: text does without its imports.
+        from .hearing.ears import HearingRoutes
 
         service.hear_with(HearingRoutes(service, engine))
 
 
-def attach_text(service: Service, engine: ServingEngine, names: Sequence[str] = ()) -> None:
-    """Attach a text engine under these names (see `Service.open`), with what it can do besides.
+def _run_programs(service: Service, engine: ProgramEngine, *, alone: bool) -> None:
+    from .inference import ProgramRoutes
 
-    Imports are local: a server of a text model does without the dependencies of the others.
-    """
+    service.run_with(ProgramRoutes(service, engine), alone=alone)
+
+
+def attach_text(service: Service, engine: ServingEngine, names: Sequence[str] = ()) -> None:
+    """Attach a text engine under these names (see `Service.open`), with what it can do besides."""
     service.open(engine, names)
     if (engine.files.path / "speech.json").is_file():
         from .speaking import SpeakingRoutes

@@ -86,7 +86,9 @@ FOREIGN = {
 }
 """Response that every route with side effects may give (`origin`)."""
 
-OWN_ERRORS = {"/v1/messages": "AnthropicError", "/api/": "OllamaError"}
+OWN_ERRORS = {
+    "/v1/messages": "AnthropicError", "/api/": "OllamaError", "/v2/models": "InferenceError",
+}  # fmt: skip
 """Paths whose errors have their own format, and its name in the document."""
 
 READ_ERRORS = (404, 503)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..engine.clients.face import ServingEngine
     from ..engine.clients.group import EngineGroup
     from ..engine.hearing.engine import HearingEngine
+    from ..engine.programs.engine import ProgramEngine
     from .accounts import Accounts
     from .app import Application
     from .kept import Life
@@ -67,8 +68,9 @@ BREATH_SECONDS = 0.001
 LAST_WORDS = 2.0
 """Seconds in which aborted requests may still send their error."""
 
-Engine = Union["ServingEngine", "HearingEngine", "EngineGroup"]
+Engine = Union["ServingEngine", "HearingEngine", "EngineGroup", "ProgramEngine"]
 StartEngine = Callable[[], Awaitable[Engine]]
+StartPrograms = Callable[[], Awaitable["ProgramEngine"]]
 Announce = Callable[[str], None]
 
 
@@ -132,17 +134,21 @@ class ServerProcess:
         life: Life | None = None,
         served: ServedProfile | None = None,
         hears: bool = False,
+        start_programs: StartPrograms | None = None,
     ) -> None:
         """Prepare a run.
 
         `sockets`: those of `take_ports`; None: `run` opens them. `life`: set if a parent restarts
         this process. `served`: the signed profile that `start_engine` applies to the engine.
-        `hears`: the model is a transcription model.
+        `hears`: the model is a transcription model. `start_programs` starts foreign programs that
+        are served beside the engine.
         """
         options.verify()
         if hears and options.files:
             raise OptionError("a speech model has no batches, so it takes no files", param="files")
         self._hears = hears
+        self._start_programs = start_programs
+        self._programs: ProgramEngine | None = None
         self._life = life
         self._served = served
         self._sockets = sockets
@@ -169,7 +175,7 @@ class ServerProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        starting: asyncio.Future[Engine] = asyncio.ensure_future(self._start_engine())
+        starting: asyncio.Future[Engine] = asyncio.ensure_future(self._started())
         try:
             # The engine's process starts while this one imports the routes. They are imported in
             # parts, because the event loop must answer as soon as the engine asks what to load. If
@@ -228,13 +234,13 @@ class ServerProcess:
         try:
             engine = await self._engine(starting, http)
             if engine is not None:
-                attach(service, engine)
+                attach(service, engine, self._programs)
                 if self._served is not None:
                     service.served_profile = self._served
                     app.state.meter.certified(self._served)
                 if app.state.batches is not None:
                     app.state.batches.start()
-                if not self._hears:
+                if hasattr(engine, "files"):
                     habits.append(keep("pins", app.state.pins.keep))
                 if service.residents is not None:
                     habits.append(keep("models", service.residents.watch))
@@ -268,9 +274,22 @@ class ServerProcess:
                 app.state.files.close()
             if engine is not None:
                 await engine.close(0.0)
+            if self._programs is not None:
+                await self._programs.close()
             if service.spans is not None:
                 await asyncio.to_thread(service.spans.close)
         return 128 + signal.SIGINT if self._signal == signal.SIGINT else 0
+
+    async def _started(self) -> Engine:
+        """Start the programs, if there are any, and then the engine."""
+        if self._start_programs is None:
+            return await self._start_engine()
+        self._programs = await self._start_programs()
+        try:
+            return await self._start_engine()
+        except BaseException:
+            await self._programs.close()
+            raise
 
     async def _engine(
         self, starting: asyncio.Future[Engine], http: asyncio.Future[Any]
@@ -374,6 +393,8 @@ def _example(address: str, engine: Engine, options: ServerOptions) -> str:
     if options.keys:
         curl += ' -H "authorization: Bearer $HEADRACE_API_KEY"'
     if not hasattr(engine, "files"):
+        if hasattr(engine, "executor"):
+            return f"{curl} {address}/v2/models/{engine.model_name}"
         return f"{curl} {address}/v1/audio/transcriptions -F file=@talk.wav"
     if engine.files.arch.task != "tokens":
         path, body = "embeddings", '{"input": "a river"}'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from typing_extensions import TypeIs
 
 from ..base.config import Decision, ServerOptions
-from ..base.errors import ContextOverflow, InvalidRequest, ModelNotFound, Overloaded, ShuttingDown
+from ..base.errors import (
+    ContextOverflow,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    ShuttingDown,
+)
 from ..base.sampling import SamplingParams
 from ..engine.clients.input import default_sampling
 from ..obs.loopwatch import LoopWatch
@@ -32,6 +39,8 @@ if TYPE_CHECKING:
 
     from ..engine.clients.face import ServingEngine
     from ..engine.hearing.engine import HearingEngine
+    from ..engine.programs.engine import ProgramEngine
+    from ..engine.programs.executor import ServedProgram
     from ..speech.prompts import SoundPrompts
     from .served_profile import ServedProfile
     from .speech_fields import SpeechBody
@@ -90,6 +99,26 @@ class Entrance:
         self.residents: Resting | None = None
 
 
+class ProgramsFace(Protocol):
+    """Routes of foreign programs: `inference.ProgramRoutes`."""
+
+    engine: ProgramEngine
+
+    def find(self, name: str, version: str | None = None) -> ServedProgram: ...
+    def version(self, program: ServedProgram) -> str: ...
+    def described(self, program: ServedProgram) -> dict[str, Any]: ...
+    async def infer(self, request: Request, name: str, version: str | None) -> Response: ...
+    async def open_stream(
+        self,
+        request: Request,
+        name: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        period: float,
+        deadline: float,
+    ) -> dict[str, Any]: ...
+    def close_stream(self, name: str, stream: str) -> None: ...
+
+
 class Service:
     """One served model and its HTTP state. Made before the engine is ready;
     `attaching.attach` opens it. Services of several models (`beside`) share the state of the
@@ -116,8 +145,11 @@ class Service:
         self.served_profile: ServedProfile | None = None
         """Signed profile that the server was started with."""
         self._engine: ServingEngine | None = None
+        self._alone: ProgramEngine | None = None
         self._ears: Ears | None = None
         self._voices: Voices | None = None
+        self.programs: ProgramsFace | None = None
+        """Foreign programs, beside the model or alone."""
         self.sounds: SoundPrompts | None = None
         """Preparation of a chat's sounds; None if the model takes none."""
         self._defaults = SamplingParams()
@@ -150,11 +182,41 @@ class Service:
     def speak_with(self, voices: Voices) -> None:
         self._voices = voices
 
+    def run_with(self, programs: ProgramsFace, *, alone: bool) -> None:
+        """Serve foreign programs; `alone`: and nothing else."""
+        self.programs = programs
+        self._alone = programs.engine if alone else None
+
+    def runs(self, name: str) -> bool:
+        """Tell whether requests for this name go to foreign programs."""
+        return self._alone is not None or (
+            self.programs is not None and name in self.programs.engine.programs
+        )
+
     @property
-    def served(self) -> ServingEngine | HearingEngine:
-        """The engine, of either kind. Raises `Overloaded` while the model loads."""
+    def routes_of_programs(self) -> ProgramsFace:
+        """The routes of foreign programs. Raises `Overloaded` while they load, and `NotFound` if
+        there are none."""
+        if self.programs is None:
+            _ = self.served
+            raise NotFound(
+                f"{self.name} is no foreign program; headrace serve --programs NAME serves some",
+                param="model",
+            )
+        return self.programs
+
+    @property
+    def writes(self) -> bool:
+        """Whether a text engine is ready."""
+        return self._engine is not None
+
+    @property
+    def served(self) -> ServingEngine | HearingEngine | ProgramEngine:
+        """The engine, of whichever kind. Raises `Overloaded` while the model loads."""
         if self._ears is not None:
             return self._ears.engine
+        if self._alone is not None:
+            return self._alone
         if self._engine is None:
             raise Overloaded("the model is being loaded", retry_after=2.0)
         return self._engine
@@ -164,6 +226,12 @@ class Service:
         """The text engine. Raises `Overloaded` while the model loads, and `InvalidRequest` if the
         model is a transcription model."""
         served = self.served
+        if served is self._alone:
+            raise InvalidRequest(
+                f"{self.name} is a foreign program; use /v2/models/{self.name}/infer",
+                param="model",
+                code="unsupported_model",
+            )
         if not writes(served):
             raise InvalidRequest(
                 f"{self.name} transcribes speech and does nothing else; use "
@@ -235,7 +303,7 @@ class Service:
 
     @property
     def loaded(self) -> bool:
-        return self._engine is not None or self._ears is not None
+        return not (self._engine is None and self._ears is None and self._alone is None)
 
     @property
     def name(self) -> str:
@@ -245,6 +313,8 @@ class Service:
     @property
     def names(self) -> list[str]:
         """Names under which the model is served."""
+        if self._alone is not None:
+            return list(self._alone.programs)
         return self._names or self.options.served_names or [self.served.model_name]
 
     @property
@@ -469,9 +539,14 @@ class Service:
         return ids
 
 
-def writes(engine: ServingEngine | HearingEngine) -> TypeIs[ServingEngine]:
+def writes(engine: ServingEngine | HearingEngine | ProgramEngine) -> TypeIs[ServingEngine]:
     """Check whether it is a text engine."""
-    return not hasattr(engine, "hear")
+    return not (hasattr(engine, "hear") or hasattr(engine, "executor"))
+
+
+def runs_programs(engine: ServingEngine | HearingEngine | ProgramEngine) -> TypeIs[ProgramEngine]:
+    """Check whether it is an engine of foreign programs."""
+    return hasattr(engine, "executor")
 
 
 def of(request: Request) -> Service:

@@ -82,7 +82,7 @@ def read_infer(body: bytes | memoryview, length: str | int | None = None) -> Inf
     Arrays of binary inputs are views of the body. Raises `InvalidRequest` that names the field.
     """
     view = memoryview(body)
-    at = _length(length, len(view))
+    at = json_length(length, len(view))
     try:
         said = _read(bytes(view[:at]))
     except Undecodable as error:
@@ -111,7 +111,9 @@ def read_infer(body: bytes | memoryview, length: str | int | None = None) -> Inf
     return Inference(inputs, outputs, binary, said.id, said.parameters)
 
 
-def _length(length: str | int | None, size: int) -> int:
+def json_length(length: str | int | None, size: int) -> int:
+    """Return the length of a body's JSON; `length` is the value of `LENGTH_HEADER`. Raises
+    `InvalidRequest`."""
     text = str(size if length is None else length)
     if not (text.isascii() and text.isdecimal() and len(text) < 19 and int(text) <= size):
         allowed = f"allowed is 0 to {size}, the length of the body"

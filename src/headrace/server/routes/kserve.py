@@ -1,25 +1,105 @@
-"""Health and metadata of the Open Inference Protocol; inference uses OpenAI's routes."""
+"""The Open Inference Protocol (KServe v2): health, metadata, and inference of foreign programs.
+
+A language model has metadata here; its requests use OpenAI's routes.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NotRequired
 
 from fastapi import APIRouter
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
+from ...base.errors import HeadraceError
 from ...base.version import VERSION
-from ..openapi import health, replies
-from ..service import of
+from ..entry import entered
+from ..errors import code_of, error_headers
+from ..fields import Body
+from ..openapi import health, replies, takes
+from ..service import Service, of
 from ..wire import json_response
 
 router = APIRouter(tags=["KServe v2"])
+EXTENSIONS = ["binary_tensor_data", "model_repository", "sequence", "timeout"]
+
+
+class InferenceError(TypedDict):
+    """Body of an error: the message, and what programs can read of it."""
+
+    error: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class TensorBody(BaseModel):
+    """A tensor of a request: `data`, or bytes behind the JSON and `binary_data_size`."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[Any] | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+
+class InferBody(BaseModel):
+    """Tensors by name. Of the parameters, `timeout` is in microseconds."""
+
+    id: str = ""
+    inputs: list[TensorBody]
+    outputs: list[dict[str, Any]] = Field(default_factory=list)
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+
+class StreamBody(Body):
+    """A periodic stream that asks to be admitted."""
+
+    shapes: dict[str, list[int]] = Field(description="Shape of each input of a run.")
+    period: float = Field(gt=0, le=3600, description="Seconds from one run to the next.")
+    deadline: float | None = Field(
+        None, gt=0, le=3600, description="Seconds in which a run must end; null: the period."
+    )
+
+
+class StreamReply(TypedDict):
+    id: str
+    """Parameter `stream` of each of its requests."""
+    model_name: str
+    period: float
+    deadline: float
+    run_seconds: float
+    """Longest run that was measured, and a margin."""
+    utilisation: float
+    lane: int
+
+
+class RepositoryEntry(TypedDict):
+    name: str
+    version: str
+    state: str
+    reason: NotRequired[str]
+
+
+def error_reply(error: HeadraceError) -> Response:
+    """Return an error in the protocol's format, with fields of our own."""
+    told = {"error": error.message, "type": error.type, "param": error.param}
+    body = told | {"code": code_of(error)}
+    return json_response(body, status=error.status, headers=error_headers(error))
+
+
+def _service(request: Request) -> Service:
+    request.scope["headrace.error_reply"] = error_reply
+    return of(request)
 
 
 @router.get("/v2")
 async def server(request: Request) -> Response:
     """Return name and version of the server."""
-    return json_response({"name": "headrace", "version": VERSION, "extensions": []})
+    extensions = EXTENSIONS if of(request).programs is not None else []
+    return json_response({"name": "headrace", "version": VERSION, "extensions": extensions})
 
 
 @router.get("/v2/health/live", responses=health())
@@ -37,10 +117,27 @@ async def ready(request: Request) -> Response:
     return json_response({"ready": good}, status=200 if good else 503)
 
 
-@router.get("/v2/models/{model}", responses=replies(dict[str, Any], body=False))
+@router.get(
+    "/v2/models/{model}", responses=replies(dict[str, Any], body=False, error=InferenceError)
+)
 async def model(request: Request, model: str) -> Response:
-    """Return metadata of a served model."""
-    service = of(request)
+    """Return metadata of a program, or of a served model."""
+    return _described(_service(request), model, None)
+
+
+@router.get(
+    "/v2/models/{model}/versions/{version}",
+    responses=replies(dict[str, Any], body=False, error=InferenceError),
+)
+async def model_version(request: Request, model: str, version: str) -> Response:
+    """Return metadata of a program in this version."""
+    return _described(_service(request), model, version)
+
+
+def _described(service: Service, model: str, version: str | None) -> Response:
+    if service.runs(model):
+        routes = service.routes_of_programs
+        return json_response(routes.described(routes.find(model, version)))
     if service.loaded:
         service = service.choose(model)
     service.check_model(model)
@@ -58,10 +155,81 @@ async def model(request: Request, model: str) -> Response:
 @router.get("/v2/models/{model}/ready", responses=health(404))
 async def model_ready(request: Request, model: str) -> Response:
     """Return 200 if a request to this model would be served."""
-    service = of(request)
-    if service.loaded:
+    return _ready(_service(request), model, None)
+
+
+@router.get("/v2/models/{model}/versions/{version}/ready", responses=health(404))
+async def version_ready(request: Request, model: str, version: str) -> Response:
+    """Return 200 if a request to this version would be served."""
+    return _ready(_service(request), model, version)
+
+
+def _ready(service: Service, model: str, version: str | None) -> Response:
+    if service.loaded and not service.runs(model):
         service = service.choose(model)
         service.check_model(model)
     is_ready, alive, _, _ = service.health()
     good = is_ready and alive
+    if service.runs(model):
+        good = service.routes_of_programs.find(model, version).ready and good
     return json_response({"name": model, "ready": good}, status=200 if good else 503)
+
+
+@router.post("/v2/repository/index", responses=replies(list[RepositoryEntry], body=False))
+async def index(request: Request) -> Response:
+    """List the models and programs."""
+    service = _service(request)
+    found: list[RepositoryEntry] = []
+    if service.programs is not None:
+        routes = service.routes_of_programs
+        for program in routes.engine.programs.values():
+            entry = RepositoryEntry(
+                name=program.name,
+                version=routes.version(program),
+                state="READY" if program.ready else "UNAVAILABLE",
+            )
+            found.append(entry if program.ready else {**entry, "reason": "its process starts"})
+    for one in service.models if service.writes else ():
+        state = "READY" if one.health()[0] else "UNAVAILABLE"
+        found += [{"name": name, "version": one.fingerprint, "state": state} for name in one.names]
+    return json_response(found)
+
+
+@router.post("/v2/models/{model}/infer", responses=replies(dict[str, Any], error=InferenceError))
+@takes(InferBody)
+async def infer(request: Request, model: str) -> Response:
+    """Run a program. With the header Inference-Header-Content-Length, tensors follow the JSON."""
+    return await _service(request).routes_of_programs.infer(request, model, None)
+
+
+@router.post(
+    "/v2/models/{model}/versions/{version}/infer",
+    responses=replies(dict[str, Any], error=InferenceError),
+)
+@takes(InferBody)
+async def infer_version(request: Request, model: str, version: str) -> Response:
+    """Run a program in this version."""
+    return await _service(request).routes_of_programs.infer(request, model, version)
+
+
+@router.post("/v2/models/{model}/streams", responses=replies(StreamReply, error=InferenceError))
+@takes(StreamBody)
+async def open_stream(request: Request, model: str) -> Response:
+    """Admit a periodic stream of runs, if each of them and of all others will be in time."""
+    _service(request).routes_of_programs.find(model)
+    service, body = await entered(request, StreamBody)
+    shapes = {name: tuple(shape) for name, shape in body.shapes.items()}
+    deadline = body.deadline or body.period
+    routes = service.routes_of_programs
+    told = await routes.open_stream(request, model, shapes, body.period, deadline)
+    return json_response(told)
+
+
+@router.delete(
+    "/v2/models/{model}/streams/{stream}",
+    responses=replies(dict[str, bool], body=False, error=InferenceError),
+)
+async def close_stream(request: Request, model: str, stream: str) -> Response:
+    """End a stream."""
+    _service(request).routes_of_programs.close_stream(model, stream)
+    return json_response({"closed": True})

@@ -25,6 +25,8 @@ def render(request: Request) -> Response:
     meter.draining.set(service.draining)
     meter.longest_hold.set(service.loop.longest)
     parts = [engine_metrics(service)] if service.loaded else []
+    if service.programs is not None and service.programs.engine is not service.served:
+        parts.append(generate_latest(service.programs.engine.registry))
     parts.append(generate_latest(meter.registry))
     return Response(b"".join(parts), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 

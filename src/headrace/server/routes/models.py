@@ -11,7 +11,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from ..openapi import replies
-from ..service import Service, of, writes
+from ..service import Service, of, runs_programs, writes
 from ..wire import json_response
 from .messages.serve import error_reply
 
@@ -31,7 +31,7 @@ class ModelReply(TypedDict):
     parent: str | None
     max_model_len: int
     input_modalities: list[Literal["text", "audio"]]
-    task: NotRequired[Literal["transcription", "embedding"]]
+    task: NotRequired[Literal["transcription", "embedding", "program"]]
     """Task of the model; absent: text generation."""
     languages: NotRequired[list[str]]
     """Codes of the languages that a transcription can be told."""
@@ -61,6 +61,18 @@ class AnthropicModels(TypedDict):
 def describe(service: Service, name: str) -> ModelReply:
     """Describe the model under one of its names, or one of its adapters."""
     served = service.served
+    if runs_programs(served):
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(service.started),
+            "owned_by": "headrace",
+            "root": name,
+            "parent": None,
+            "max_model_len": 0,
+            "input_modalities": [],
+            "task": "program",
+        }
     if not writes(served):
         return {
             "id": name,

@@ -1,0 +1,327 @@
+"""`ProgramEngine`: the foreign programs of one server, for an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...base.config import Decision
+from ...base.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    OptionError,
+)
+from ...base.hardware import cpu
+from ...base.names import nearest
+from ...base.shares import Shares
+from ...obs.tasks import TaskWatch
+from ...programs.confined import ConfinedProgram
+from ...programs.inspection import LIMITS, inspected
+from ...programs.inspection import ProgramLimits as ProgramLimits
+from ...programs.rows import Array, Feed, fitting
+from ...programs.runner import shapes_of
+from ...sched.deadlines import BATCH, INTERACTIVE, REALTIME, AdmittedStream, PeriodicStream
+from ..clients.face import Health
+from .executor import ProgramExecutor, ProgramRun, ServedProgram
+from .metrics import ProgramMetrics
+from .sequences import Key, ProgramSequence, Sequences
+
+_Ran = Callable[[Feed], Awaitable[dict[str, Array]]]
+WARM_RUNS = 5
+"""Runs with zeros that measure a stream's shapes before it is admitted."""
+MOST_STREAMS = 256
+SILENT_PERIODS, SILENT_SECONDS = 10, 10.0
+"""Periods, and seconds, without a run after which a stream is taken to have ended."""
+MARGIN = 1.1
+"""Length of a stream's run, relative to the longest that was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """Place of a request in a sequence."""
+
+    id: str
+    start: bool = False
+    end: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class OpenStream:
+    """An admitted stream of one owner."""
+
+    id: str
+    owner: str
+    program: ServedProgram
+    admitted: AdmittedStream
+    shapes: dict[str, tuple[int, ...]]
+    last: float
+
+
+class ProgramEngine:
+    """Programs by name. Its methods belong to the event loop in which it was started."""
+
+    def __init__(self, lanes: int) -> None:
+        """Use `start`."""
+        self.tasks = TaskWatch()
+        self.programs: dict[str, ServedProgram] = {}
+        self.streams: dict[str, OpenStream] = {}
+        self.sequences = Sequences()
+        self.metrics = ProgramMetrics(self)
+        self.registry = self.metrics.registry
+        self.executor = ProgramExecutor(lanes, self.tasks, self._ended)
+        self.decisions: list[Decision] = []
+        self.phases: dict[str, float] = {}
+        self._shares = Shares(MOST_STREAMS, "as many streams are open as are allowed")
+        self._loop = asyncio.get_running_loop()
+        self._draining = False
+
+    @classmethod
+    async def start(
+        cls,
+        files: Mapping[str, Path],
+        limits: ProgramLimits = LIMITS,
+        *,
+        lanes: int | None = None,
+    ) -> ProgramEngine:
+        """Load the programs of these files, by their names, each in a process of its own.
+
+        `lanes`: runs at a time; None: one for each processor. Raises as `programs.inspected` and
+        `ConfinedProgram.start`.
+        """
+        begin = time.monotonic()
+        engine = cls(lanes or cpu().cores)
+        try:
+            for name, path in files.items():
+                await engine.load(name, path, limits)
+        except BaseException:
+            await engine.close()
+            raise
+        engine.phases = {"total": time.monotonic() - begin}
+        return engine
+
+    async def load(self, name: str, path: Path, limits: ProgramLimits = LIMITS) -> None:
+        """Load one more program. Raises as `start`."""
+        if name in self.programs:
+            raise OptionError(f"two programs have the name {name}", param="programs")
+        count = self.executor.lanes.count
+        confined = await asyncio.to_thread(
+            lambda: ConfinedProgram(inspected(path, limits), limits, lanes=count)
+        )
+        try:
+            await asyncio.to_thread(confined.start)
+        except BaseException:
+            confined.close()
+            raise
+        self.programs[name] = program = ServedProgram(name, confined)
+        self.executor.add(program)
+
+    @property
+    def model_name(self) -> str:
+        """Name of the first program."""
+        return next(iter(self.programs), "")
+
+    def find(self, name: str) -> ServedProgram:
+        """Return a program. Raises `ModelNotFound`."""
+        found = self.programs.get(name)
+        if found is None:
+            there = ", ".join(self.programs)
+            raise ModelNotFound(
+                f"no program {name!r:.200} is served here{nearest(name, self.programs)}; this "
+                f"server has {there}",
+                param="model",
+            )
+        return found
+
+    def _ended(self, run: ProgramRun, outcome: str, waited: float, seconds: float) -> None:
+        name, metrics = run.program.name, self.metrics
+        metrics.runs.labels(name, outcome).inc()
+        metrics.waited.labels(name).observe(waited)
+        if seconds:
+            metrics.ran.labels(name).observe(seconds)
+        if outcome == "run" and run.deadline < math.inf:
+            metrics.slack.labels(name).observe(max(0.0, run.deadline - self._loop.time()))
+
+    # Runs
+
+    async def run(
+        self,
+        program: ServedProgram,
+        inputs: Feed,
+        *,
+        seed: int = 0,
+        urgency: int = INTERACTIVE,
+        timeout: float = math.inf,
+        stream: str | None = None,
+        step: SequenceStep | None = None,
+        owner: str = "",
+    ) -> dict[str, Array]:
+        """Run a program once. `timeout`: seconds from now to the deadline; `stream`: id of the
+        sender's stream, which sets class and deadline; `step`: the sequence whose states it takes.
+
+        Raises `InvalidRequest` for inputs that do not fit, and the errors of the executor.
+        """
+        now = self._loop.time()
+        deadline, admitted = now + timeout, None
+        if stream is not None:
+            opened = self._stream(stream, owner, program)
+            given = {name: value.shape for name, value in inputs.items()}
+            if any(given.get(name, shape) != shape for name, shape in opened.shapes.items()):
+                raise InvalidRequest("the shapes are not those of the stream", param="inputs")
+            opened.last, admitted = now, opened.admitted
+            urgency, deadline = REALTIME, min(deadline, admitted.due(now))
+        elif urgency == REALTIME:
+            raise InvalidRequest(
+                "the class realtime is for the runs of an admitted stream; open one first",
+                param="parameters",
+            )
+
+        async def ran(feed: Feed) -> dict[str, Array]:
+            fit = fitting(program.confined.inputs, feed)
+            return await self.executor.run(
+                program,
+                fit,
+                shapes_of(program.confined.inputs, fit),
+                seed=seed,
+                urgency=urgency,
+                deadline=deadline,
+                admitted=admitted,
+                owner=owner,
+            )
+
+        if step is None:
+            return await ran(inputs)
+        key = owner, program.name, step.id
+        states = program.confined.inspection.states
+        sequence = (
+            self.sequences.start(key, states, now) if step.start else self.sequences.find(key, now)
+        )
+        return await self._stepped(key, sequence, inputs, step, ran)
+
+    async def _stepped(
+        self, key: Key, sequence: ProgramSequence, inputs: Feed, step: SequenceStep, ran: _Ran
+    ) -> dict[str, Array]:
+        """Run once with a sequence's states. An error leaves the states as they were; a sender that
+        leaves in the middle ends the sequence."""
+        program = self.programs[key[1]]
+        try:
+            async with sequence.turn:
+                if sequence.dropped:
+                    self.sequences.find(key, self._loop.time())
+                found = await ran({**sequence.states, **inputs})
+                for one in program.confined.inspection.states:
+                    sequence.states[one.input] = found.pop(one.output)
+                sequence.last = self._loop.time()
+        except asyncio.CancelledError:
+            self.sequences.drop(key)
+            raise
+        if step.end:
+            self.sequences.drop(key)
+        return found
+
+    # Streams
+
+    async def open_stream(
+        self,
+        program: ServedProgram,
+        shapes: Mapping[str, tuple[int, ...]],
+        *,
+        period: float,
+        deadline: float,
+        owner: str = "",
+    ) -> OpenStream:
+        """Measure runs with inputs of these shapes, zeros, and admit a stream of them. Raises
+        `InvalidRequest` for shapes that do not fit, `Overloaded` if it is not schedulable."""
+        self.expire()
+        self._shares.take(owner, 1)
+        try:
+            feed = _zeros(program, shapes)
+            key = shapes_of(program.confined.inputs, feed)
+            for _ in range(WARM_RUNS):
+                await self.executor.run(program, feed, key, seed=0, urgency=BATCH, owner=owner)
+            worst = program.prices.worst(key)
+            assert worst is not None, "it was measured"
+            admitted = await self.executor.admit(PeriodicStream(MARGIN * worst, period, deadline))
+        except BaseException:
+            self._shares.give(owner, 1)
+            raise
+        made = OpenStream(
+            secrets.token_hex(8), owner, program, admitted, dict(shapes), self._loop.time()
+        )
+        self.streams[made.id] = made
+        return made
+
+    def _stream(self, name: str, owner: str, program: ServedProgram) -> OpenStream:
+        found = self.streams.get(name)
+        if found is None or found.owner != owner or found.program is not program:
+            raise NotFound(
+                f"no stream {name!r:.40} of {program.name} is open: it was closed, or silent for "
+                f"{SILENT_SECONDS:.0f} s",
+                param="parameters",
+            )
+        return found
+
+    def close_stream(self, name: str, owner: str, program: ServedProgram) -> None:
+        """End a stream. Raises `NotFound`."""
+        self._drop(self._stream(name, owner, program))
+
+    def _drop(self, stream: OpenStream) -> None:
+        del self.streams[stream.id]
+        self._shares.give(stream.owner, 1)
+        self.executor.dismiss(stream.admitted)
+
+    def expire(self) -> None:
+        """End streams whose senders are silent."""
+        now = self._loop.time()
+        for stream in list(self.streams.values()):
+            period = stream.admitted.stream.period
+            if now - stream.last > max(SILENT_SECONDS, SILENT_PERIODS * period):
+                self._drop(stream)
+
+    # The engine as a whole
+
+    def in_work(self) -> list[tuple[str, object]]:
+        """Return nothing: runs are ended by their clients' leaving."""
+        return []
+
+    def abort(self, request_id: str) -> int:
+        return 0
+
+    def health(self) -> Health:
+        """Ready while a program is; a process that ends is replaced, so it stays alive."""
+        down = [one.name for one in self.programs.values() if not one.ready]
+        ready = not self._draining and len(down) < len(self.programs)
+        reason = "shutting down" if self._draining else f"{', '.join(down)}: starting again"
+        return Health(ready=ready, alive=True, reason="" if ready else reason, retry_after=2.0)
+
+    async def close(self, drain_seconds: float = 0.0) -> None:
+        """Refuse new runs and end the processes."""
+        self._draining = True
+        await self.executor.close()
+
+
+def _zeros(program: ServedProgram, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    """Make inputs of these shapes; of inputs that are left out, such as states, with free
+    dimensions of one."""
+    ports = program.confined.inputs
+    if strange := sorted(shapes.keys() - ports.keys()):
+        wrong = f"input {strange[0]!r:.80} is not known; the inputs are: {', '.join(ports)}"
+        raise InvalidRequest(wrong, param="shapes")
+    made = {}
+    for name, port in ports.items():
+        free = tuple(dim if isinstance(dim, int) else 1 for dim in port.dims or ())
+        shape = shapes.get(name, free)
+        size = 8 * math.prod(shape)
+        if any(dim < 0 for dim in shape) or size > program.confined.limits.memory:
+            wrong = f"input {name:.80} has the shape {list(shape)!r:.80}; allowed are sizes from 0"
+            most = f"whose bytes are at most {program.confined.limits.memory:,}"
+            raise InvalidRequest(f"{wrong}, {most}", param="shapes")
+        made[name] = np.zeros(shape, port.type)
+    return fitting(ports, made)

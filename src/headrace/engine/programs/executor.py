@@ -1,0 +1,429 @@
+"""The executor: one queue over the runs of all programs, and lanes on which they run.
+
+A lane is one thread of the machine: it has one run at a time, in whichever program's process, so
+that programs never fight for cores. Runs that can no longer end in time are not begun. A run past
+its limit is stopped before its next node; if that does not end it, its process is killed and
+replaced, and the other runs of that process begin again, once. Everything here belongs to one event
+loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+
+from ...base.errors import (
+    DeadlineMissed,
+    EngineDead,
+    HeadraceError,
+    Overloaded,
+    RunStopped,
+    ShuttingDown,
+)
+from ...base.shares import Shares
+from ...obs.tasks import TaskWatch
+from ...programs.confined import GRACE_SECONDS, ConfinedProgram
+from ...programs.rows import Array, Feed
+from ...programs.runner import Shapes
+from ...sched.deadlines import (
+    BATCH,
+    AdmittedStream,
+    DeadlineQueue,
+    Lanes,
+    PeriodicStream,
+    TimedWork,
+)
+from .prices import RunPrices
+
+MOST_WAITING = 1024
+"""Runs that wait, over all programs; one key may have half of them."""
+QUICK_DEATHS = 2
+"""Ends of a program's process, without a run in between, after which its runs wait no more."""
+LONGEST_PAUSE = 30.0
+
+Result = dict[str, Array]
+
+
+class ServedProgram:
+    """A program, and what is known of its runs."""
+
+    def __init__(self, name: str, confined: ConfinedProgram) -> None:
+        self.name, self.confined = name, confined
+        self.prices = RunPrices()
+        self.ready = False
+        self.deaths = 0
+        """Ends of its process since its last run."""
+        self.restarts = 0
+        self.restarting: asyncio.Task[None] | None = None
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class ProgramRun(TimedWork):
+    """A run of a program, from its request to its answer."""
+
+    program: ServedProgram
+    feed: Feed
+    shapes: Shapes
+    seed: int
+    owner: str
+    future: asyncio.Future[Result]
+    repeated: bool = False
+    """Whether it began before, in a process that died."""
+
+
+@dataclass(eq=False, slots=True)
+class _BusyLane:
+    """A lane's run."""
+
+    run: ProgramRun
+    begun: float
+    limit: float
+    cause: str
+    """Why it has that limit: time, deadline or streams."""
+    timer: asyncio.TimerHandle
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ProgramExecutor:
+    """Runs of all programs, in order."""
+
+    def __init__(
+        self, lanes: int, tasks: TaskWatch, on_end: Callable[[ProgramRun, str, float, float], None]
+    ) -> None:
+        """Prepare for the running event loop. `on_end` is called with each run, its outcome (`run`
+        or the code of an error), and the seconds that it waited and ran."""
+        self.lanes = Lanes(lanes)
+        self.queue = DeadlineQueue()
+        self._tasks, self._on_end = tasks, on_end
+        self._busy: list[_BusyLane | None] = [None] * lanes
+        self._programs: list[ServedProgram] = []
+        self._places = Shares(MOST_WAITING, "as many runs wait as are allowed")
+        self._loop = asyncio.get_running_loop()
+        self._numbers = count(1)
+        self._alarm: asyncio.TimerHandle | None = None
+        self._ended = asyncio.Event()
+
+    @property
+    def _closed(self) -> bool:
+        return self._ended.is_set()
+
+    @property
+    def running(self) -> int:
+        return sum(busy is not None for busy in self._busy)
+
+    def add(self, program: ServedProgram) -> None:
+        """Serve a program whose process has started."""
+        self._programs.append(program)
+        self._watch(program)
+
+    def _watch(self, program: ServedProgram) -> None:
+        for lane in range(self.lanes.count):
+            answers = program.confined.answers(lane)
+            self._loop.add_reader(answers, self._answered, program, lane)
+        program.ready = True
+
+    # Runs
+
+    async def run(
+        self,
+        program: ServedProgram,
+        feed: Feed,
+        shapes: Shapes,
+        *,
+        seed: int,
+        urgency: int,
+        deadline: float = math.inf,
+        admitted: AdmittedStream | None = None,
+        owner: str = "",
+    ) -> Result:
+        """Run a program on inputs that fit it. `deadline`: time of the event loop's clock;
+        `admitted`: the stream that the run is one of.
+
+        Raises `DeadlineMissed`, `RunStopped`, `Overloaded`, `EngineDead`, and the run's own errors.
+        A caller that is cancelled takes its run back, or has it stopped.
+        """
+        now = self._loop.time()
+        worth = program.prices.worst if admitted is not None else program.prices.usual
+        run = ProgramRun(
+            order=next(self._numbers) & 0xFFFFFFFF,
+            arrival=now,
+            urgency=urgency,
+            deadline=deadline,
+            seconds=worth(shapes),
+            lane=None if admitted is None else admitted.lane,
+            program=program,
+            feed=feed,
+            shapes=shapes,
+            seed=seed,
+            owner=owner,
+            future=self._loop.create_future(),
+        )
+        self._check(run)
+        self._places.take(owner, 1)
+        try:
+            self.queue.push(run)
+            self._next()
+            return await run.future
+        except asyncio.CancelledError:
+            self._leave(run)
+            raise
+        finally:
+            self._places.give(owner, 1)
+
+    def _check(self, run: ProgramRun) -> None:
+        """Raise the error that says why this run would never begin."""
+        if self._closed:
+            raise ShuttingDown("the server is shutting down", retry_after=2.0)
+        program = run.program
+        if not program.ready and program.deaths > QUICK_DEATHS:
+            raise EngineDead(f"{program.name} ends its process; it starts again", retry_after=5.0)
+        if error := self._too_long(run):
+            raise error
+
+    def _too_long(self, run: ProgramRun) -> Overloaded | None:
+        most = max(self.lanes.allowed)
+        if run.lane is not None or run.seconds is None or run.seconds <= most:
+            return None
+        took, room = f"{run.seconds * 1e3:.1f} ms", f"{max(0.0, most) * 1e3:.1f}"
+        return Overloaded(
+            f"a run of {took} is too long beside the admitted streams, which leave {room}",
+            code="blocks_streams",
+        )
+
+    def _next(self) -> None:
+        """Begin what may begin now."""
+        now = self._loop.time()
+        for work in self.queue.hopeless(now):
+            assert isinstance(work, ProgramRun)
+            self._end(work, _hopeless(work, now), "missed_waiting")
+        for lane in range(self.lanes.count):
+            while self._busy[lane] is None and (taken := self.queue.take(lane, self.lanes, _ready)):
+                run, room = taken
+                assert isinstance(run, ProgramRun)
+                if self._began(lane, run, room, now):
+                    break
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """Have `_next` called when some run can no longer end in time."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if (latest := self.queue.next_latest()) < math.inf:
+            self._alarm = self._loop.call_at(latest + 1e-4, self._next)
+
+    def _began(self, lane: int, run: ProgramRun, room: float, now: float) -> bool:
+        program = run.program
+        limit, cause = min(
+            (program.confined.limits.seconds, "time"),
+            (room, "streams"),
+            (run.deadline - now, "deadline"),
+        )
+        try:
+            program.confined.begin(lane, run.order, run.feed, seed=run.seed, seconds=limit)
+        except EngineDead:
+            self.queue.push(run)
+            self._lost(program)
+            return False
+        except HeadraceError as error:
+            self._end(run, error, error.code or error.type)
+            return False
+        timer = self._loop.call_later(limit + GRACE_SECONDS, self._stuck, lane)
+        self._busy[lane] = _BusyLane(run, now, limit, cause, timer)
+        return True
+
+    def _answered(self, program: ServedProgram, lane: int) -> None:
+        """Handle the end of a run, or of a process."""
+        busy = self._busy[lane]
+        try:
+            result: Result | HeadraceError = program.confined.finish(lane)
+        except EngineDead:
+            self._lost(program)
+            return
+        except HeadraceError as error:
+            result = error
+        if busy is None or busy.run.program is not program:
+            return
+        self._free(lane)
+        program.deaths = 0
+        run, seconds = busy.run, self._loop.time() - busy.begun
+        if not isinstance(result, HeadraceError):
+            program.prices.observe(run.shapes, seconds)
+            if self._loop.time() <= run.deadline:
+                self._end(run, result, "run", seconds)
+            else:
+                self._end(run, _overran(seconds), "missed_running", seconds)
+        elif isinstance(result, RunStopped) and busy.cause != "time" and result.code == "time":
+            program.prices.exceeded(run.shapes, seconds)
+            late: HeadraceError = _overran(seconds) if busy.cause == "deadline" else _cut(seconds)
+            outcome = "missed_running" if busy.cause == "deadline" else "blocks_streams"
+            self._end(run, late, outcome, seconds)
+        else:
+            self._end(run, result, result.code or result.type, seconds)
+        self._next()
+
+    def _free(self, lane: int) -> None:
+        busy = self._busy[lane]
+        assert busy is not None
+        busy.timer.cancel()
+        busy.over.set()
+        self._busy[lane] = None
+
+    def _end(
+        self, run: ProgramRun, result: Result | HeadraceError, outcome: str, seconds: float = 0.0
+    ) -> None:
+        waited = max(0.0, self._loop.time() - run.arrival - seconds)
+        self._on_end(run, "left" if run.future.cancelled() else outcome, waited, seconds)
+        if run.future.done():
+            return  # The caller has left.
+        if isinstance(result, HeadraceError):
+            run.future.set_exception(result)
+        else:
+            run.future.set_result(result)
+
+    def _leave(self, run: ProgramRun) -> None:
+        """Forget a run whose caller has left, or have it stopped before its next node."""
+        if self.queue.discard(run):
+            self._on_end(run, "left", self._loop.time() - run.arrival, 0.0)
+        for lane, busy in enumerate(self._busy):
+            if busy is not None and busy.run is run:
+                run.program.confined.stop(lane, run.order)
+                busy.timer.cancel()
+                busy.timer = self._loop.call_later(GRACE_SECONDS, self._stuck, lane)
+
+    # Processes
+
+    def _stuck(self, lane: int) -> None:
+        """Kill the process of a run that goes on after its limit: one node of it has no end."""
+        busy = self._busy[lane]
+        assert busy is not None
+        self._free(lane)
+        seconds = self._loop.time() - busy.begun
+        name = busy.run.program.name
+        words = f"{name} did not stop within {busy.limit:g} s, its limit, and was killed"
+        if busy.cause == "deadline":
+            self._end(busy.run, DeadlineMissed(words), "missed_running", seconds)
+        else:
+            self._end(busy.run, RunStopped(words, code="time"), "killed", seconds)
+        self._lost(busy.run.program)
+
+    def _lost(self, program: ServedProgram) -> None:
+        """Replace a program's process; its other runs begin again, once."""
+        if not program.ready:
+            return
+        program.ready = False
+        program.deaths += 1
+        for lane in range(self.lanes.count):
+            self._loop.remove_reader(program.confined.answers(lane))
+        program.confined.kill()
+        error = EngineDead(f"the process of {program.name} has ended", retry_after=1.0)
+        for lane, busy in enumerate(self._busy):
+            if busy is None or busy.run.program is not program:
+                continue
+            self._free(lane)
+            if busy.run.repeated or busy.run.future.done() or self._closed:
+                self._end(busy.run, error, "engine_dead", self._loop.time() - busy.begun)
+            else:
+                busy.run.repeated = True
+                self.queue.push(busy.run)
+        if program.deaths > QUICK_DEATHS:
+            self._refuse(program, error)
+        if not self._closed:
+            restart = self._replace(program)
+            program.restarting = self._tasks.errand(f"restart of {program.name}", restart)
+        self._next()
+
+    def _refuse(self, program: ServedProgram, error: HeadraceError) -> None:
+        for work in self.queue.waiting():
+            if isinstance(work, ProgramRun) and work.program is program:
+                self.queue.discard(work)
+                self._end(work, error, error.code or error.type)
+
+    async def _replace(self, program: ServedProgram) -> None:
+        await asyncio.to_thread(program.confined.reap)
+        while True:
+            if program.deaths > QUICK_DEATHS:
+                pause = 0.5 * 2.0 ** min(10, program.deaths - QUICK_DEATHS)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), min(LONGEST_PAUSE, pause))
+            if self._closed:
+                return
+            try:
+                await asyncio.to_thread(program.confined.start)
+            except (HeadraceError, OSError) as error:
+                program.deaths += 1
+                why = f"the process of {program.name} does not start again: {error}"
+                self._refuse(program, EngineDead(why, retry_after=LONGEST_PAUSE))
+                continue
+            if self._closed:
+                return
+            program.restarts += 1
+            self._watch(program)
+            self._next()
+            return
+
+    # Streams
+
+    async def admit(self, stream: PeriodicStream) -> AdmittedStream:
+        """Admit a periodic stream beside the longest run of late; returns when its lane has no run
+        that began before. Raises `Overloaded`."""
+        blocking = max((one.prices.longest for one in self._programs), default=0.0)
+        admitted = self.lanes.admit(stream, blocking)
+        for work in self.queue.waiting():
+            assert isinstance(work, ProgramRun)
+            if error := self._too_long(work):
+                self.queue.discard(work)
+                self._end(work, error, "blocks_streams")
+        busy = self._busy[admitted.lane]
+        if busy is not None:
+            try:
+                await busy.over.wait()
+            except asyncio.CancelledError:
+                self.lanes.leave(admitted)
+                raise
+        return admitted
+
+    def dismiss(self, admitted: AdmittedStream) -> None:
+        """End a stream."""
+        self.lanes.leave(admitted)
+        self._next()
+
+    async def close(self) -> None:
+        """End all runs and processes."""
+        self._ended.set()
+        error = ShuttingDown("the server is shutting down", retry_after=2.0)
+        for program in self._programs:
+            self._refuse(program, error)
+            self._lost(program)
+        for program in self._programs:
+            program.confined.kill()
+            if program.restarting is not None:
+                await asyncio.wait({program.restarting})
+            await asyncio.to_thread(program.confined.close)
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+
+def _ready(work: TimedWork) -> bool:
+    return isinstance(work, ProgramRun) and work.program.ready
+
+
+def _hopeless(run: ProgramRun, now: float) -> DeadlineMissed:
+    waited, took = (now - run.arrival) * 1e3, run.seconds
+    why = f"a run takes {took * 1e3:.1f} ms" if took else "its deadline is over"
+    if run.urgency == BATCH:
+        why += ", and batch comes last"
+    return DeadlineMissed(f"not begun after {waited:.1f} ms: {why}")
+
+
+def _overran(seconds: float) -> DeadlineMissed:
+    return DeadlineMissed(f"stopped at its deadline, after a run of {seconds * 1e3:.1f} ms")
+
+
+def _cut(seconds: float) -> Overloaded:
+    words = f"stopped after {seconds * 1e3:.1f} ms: longer runs would delay the admitted streams"
+    return Overloaded(words, code="blocks_streams")

@@ -1,0 +1,70 @@
+"""Counts of the executor, for `/metrics`. Times are seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+
+
+class ProgramMetrics(Collector):
+    """Instruments in a registry of their own, and gauges read from the engine as it is scraped."""
+
+    def __init__(self, engine: Any) -> None:
+        """Count for a `ProgramEngine`."""
+        self._engine = engine
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry, buckets=SECONDS)
+        self.runs = counter(
+            "headrace_program_runs",
+            "Runs by how they ended: run, left, missed_waiting, missed_running, killed, or the "
+            "code of an error.",
+            ["model_name", "outcome"],
+        )
+        self.waited = histogram(
+            "headrace_program_wait_seconds",
+            "From a request to the begin of its run.",
+            ["model_name"],
+        )
+        self.ran = histogram(
+            "headrace_program_run_seconds", "From a run's begin to its answer.", ["model_name"]
+        )
+        self.slack = histogram(
+            "headrace_program_slack_seconds",
+            "From the end of a run that was in time to its deadline.",
+            ["model_name"],
+        )
+        self.registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        engine = self._engine
+        executor = engine.executor
+        for name, words, value in (
+            ("waiting", "Runs that wait for a lane.", len(executor.queue)),
+            ("running", "Runs on a lane.", executor.running),
+            ("streams", "Admitted periodic streams.", len(engine.streams)),
+            ("sequences", "Sequences whose states are kept.", len(engine.sequences)),
+        ):
+            yield GaugeMetricFamily(f"headrace_programs_{name}", words, value=value)
+        lanes = GaugeMetricFamily(
+            "headrace_programs_utilisation", "Share of a lane that streams take.", labels=["lane"]
+        )
+        for lane in range(executor.lanes.count):
+            lanes.add_metric([str(lane)], executor.lanes.utilisation(lane))
+        yield lanes
+        for name, words, read in (
+            ("worst_seconds", "Longest run of late.", lambda one: one.prices.longest),
+            ("ready", "1 while its process serves.", lambda one: float(one.ready)),
+            ("restarts", "Processes begun after the first.", lambda one: one.restarts),
+        ):
+            family = GaugeMetricFamily(f"headrace_program_{name}", words, labels=["model_name"])
+            for program in engine.programs.values():
+                family.add_metric([program.name], read(program))
+            yield family
