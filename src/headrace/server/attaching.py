@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..speech.finding import listens
+from ..speech.finding import listens, sees
 from .service import Service, writes
 
 if TYPE_CHECKING:
@@ -31,3 +32,6 @@ def attach(service: Service, engine: ServingEngine | HearingEngine) -> None:
         from ..speech.prompts import open_prompts
 
         service.sounds = open_prompts(engine.files)
+    if sees(engine.files.path):
+        pictures = import_module("headrace.engine.clients.pictures")
+        service.pictures = pictures.open_picture_prompts(engine.files, engine.tokenizer)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from typing_extensions import TypeIs
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from ..engine.clients.face import ServingEngine
+    from ..engine.clients.pictures import PicturePrompts
     from ..engine.hearing.engine import HearingEngine
     from ..speech.prompts import SoundPrompts
     from .served_profile import ServedProfile
@@ -95,6 +96,8 @@ class Service:
         self._voices: Voices | None = None
         self.sounds: SoundPrompts | None = None
         """Preparation of a chat's sounds; None if the model takes none."""
+        self.pictures: PicturePrompts | None = None
+        """Preparation of a chat's pictures; None if the model takes none."""
         self._defaults = SamplingParams()
         self._speech = Speech()
         self._speeches: dict[str | None, Speech] = {}
@@ -166,6 +169,16 @@ class Service:
                 code="unsupported_model",
             )
         return self._voices
+
+    @property
+    def modalities(self) -> list[Literal["text", "audio", "image"]]:
+        """Kinds of parts that the model takes in a chat."""
+        found: list[Literal["text", "audio", "image"]] = ["text"]
+        if self.sounds is not None:
+            found.append("audio")
+        if self.pictures is not None:
+            found.append("image")
+        return found
 
     @property
     def loaded(self) -> bool:
