@@ -129,6 +129,7 @@ WHOLE = (
     "server/batches/test_server_batches.py",
     "server/test_page_browser.py",
     "server/test_server_adapters.py",
+    "server/test_server_chat_pictures.py",
     "server/test_server_chat_sounds.py",
     "server/test_server_embeddings.py",
     "server/test_server_hostile.py",

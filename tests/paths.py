@@ -140,6 +140,10 @@ PATHS: dict[str, tuple[str, ...]] = {
         "server/test_page_speaks.py",
         "cli/test_cli_speak.py::test_a_file",
     ),
+    "pictures": (
+        "media/test_pictures.py",
+        "worker/test_picture_encoder.py::test_rows_and_logits_are_those_of_transformers",
+    ),
     "several servers": (
         "route/test_gateway.py::test_a_prefix_stays_with_its_replica",
         "route/test_gateway.py::test_a_stream_goes_on_where_its_client_stands",
@@ -233,6 +237,7 @@ PATHS: dict[str, tuple[str, ...]] = {
         "loader/test_kept_panels.py",
         "roofline/test_planner.py",
         "server/batches/test_server_batches.py",
+        "server/test_server_chat_pictures.py",
         "server/test_server_chat_sounds.py",
         "server/test_server_loop.py",
         "server/test_server_trust.py",

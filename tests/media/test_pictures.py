@@ -297,6 +297,7 @@ def test_a_mutated_picture_leaves_nothing_in_this_process() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3_600)
 @pytest.mark.skipif(sys.platform != "linux", reason="files in memory and /proc are Linux's")
 def test_mutated_pictures_harm_nobody() -> None:
     """Ten thousand: each becomes tiles or one refusal, none crashes its child, none grows."""

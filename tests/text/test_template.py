@@ -141,6 +141,28 @@ def test_tojson(value: Any) -> None:
     assert rendered == json.dumps(value, ensure_ascii=False)
 
 
+PARTS_ALONE = (
+    "{% for message in messages %}{{message['role'] | capitalize}}{% if message['content'][0]"
+    "['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}{% for line in message['content'] %}"
+    "{% if line['type'] == 'text' %}{{line['text']}}{% elif line['type'] == 'image' %}"
+    "{{ '<image>' }}{% endif %}{% endfor %}<end>\n{% endfor %}"
+)
+"""A template such as SmolVLM's: it knows no content that is a text."""
+
+
+def test_a_template_that_knows_parts_alone_gets_parts() -> None:
+    template, text = ChatTemplate(PARTS_ALONE), {"type": "text", "text": "b"}
+    messages = [
+        {"role": "system", "content": "a"},
+        {"role": "user", "content": [{"type": "image"}, text, text]},
+        {"role": "assistant", "content": "c"},
+    ]
+    whole = "System: a<end>\nUser:<image>bb<end>\nAssistant: c<end>\n"
+    assert template.render(messages, add_generation_prompt=False) == whole
+    opened = template.render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert opened == whole.removesuffix("<end>\n")
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [

@@ -214,12 +214,14 @@ def test_rows_and_logits_are_those_of_transformers(
         ("idefics3", {"hidden_act": "gelu", "num_hidden_layers": 1}),
         ("smolvlm", {"image_size": 64}),
         ("smolvlm", {"patch_size": 4, "num_attention_heads": 2}),
+        ("smolvlm", {"hidden_size": 72, "num_attention_heads": 3}),
     ],
 )
 def test_other_configs_give_the_rows_of_transformers(
     tmp_path: Path, kind: str, changes: dict[str, Any]
 ) -> None:
-    """Another family's name, activation, a table of another size than a tile, smaller patches."""
+    """Another family's name, activation, a table of another size than a tile, smaller patches,
+    heads of a size that the CPU kernels have not."""
     model = seeing(tmp_path, kind, **changes)
     one, pictures = worker_of(model.files), drawn(3)
     prompt = prompt_of(model.prompts, pictures, split=True)

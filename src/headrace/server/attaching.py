@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..engine.clients.group import EngineGroup
-from ..speech.finding import listens
+from ..speech.finding import listens, sees
 from .residents import Residents
 from .service import Service, runs_programs, writes
 
@@ -63,3 +64,6 @@ def attach_text(service: Service, engine: ServingEngine, names: Sequence[str] = 
         from ..speech.prompts import open_prompts
 
         service.sounds = open_prompts(engine.files)
+    if sees(engine.files.path):
+        pictures = import_module("headrace.engine.clients.pictures")
+        service.pictures = pictures.open_picture_prompts(engine.files, engine.tokenizer)

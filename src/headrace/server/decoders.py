@@ -1,4 +1,4 @@
-"""Decoding of clients' sounds: owners in turn; each decoding stops when its client leaves."""
+"""Decoding of clients' files: owners in turn; each decoding stops when its client leaves."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .hands import Hands
 Result = TypeVar("Result")
 
 AT_ONCE = 3
-"""Sounds decoded at the same time; at most one of them is long."""
+"""Files decoded at the same time; at most one of them is a long sound."""
 MOST_WAITING = 128
 MOST_OF_ONE = 64
-"""Maximum sounds that wait to be decoded: in all, and of one owner (long ones counted apart)."""
+"""Maximum files that wait to be decoded: in all, and of one owner (long ones counted apart)."""
 
 
 class Decoders:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from typing_extensions import TypeIs
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from ..engine.clients.face import ServingEngine
+    from ..engine.clients.pictures import PicturePrompts
     from ..engine.hearing.engine import HearingEngine
     from ..engine.programs.engine import ProgramEngine
     from ..engine.programs.executor import ServedProgram
@@ -152,6 +153,8 @@ class Service:
         """Foreign programs, beside the model or alone."""
         self.sounds: SoundPrompts | None = None
         """Preparation of a chat's sounds; None if the model takes none."""
+        self.pictures: PicturePrompts | None = None
+        """Preparation of a chat's pictures; None if the model takes none."""
         self._defaults = SamplingParams()
         self._speech = Speech()
         self._speeches: dict[str | None, Speech] = {}
@@ -160,7 +163,7 @@ class Service:
     def beside(self) -> Service:
         """Return the service of one model more, to be opened and put among `models`."""
         other = copy(self)
-        other._engine = other._ears = other._voices = other.sounds = None
+        other._engine = other._ears = other._voices = other.sounds = other.pictures = None
         other._names = []
         return other
 
@@ -300,6 +303,16 @@ class Service:
     @in_work.setter
     def in_work(self, in_work: int) -> None:
         self._door.in_work = in_work
+
+    @property
+    def modalities(self) -> list[Literal["text", "audio", "image"]]:
+        """Kinds of parts that the model takes in a chat."""
+        found: list[Literal["text", "audio", "image"]] = ["text"]
+        if self.sounds is not None:
+            found.append("audio")
+        if self.pictures is not None:
+            found.append("image")
+        return found
 
     @property
     def loaded(self) -> bool:

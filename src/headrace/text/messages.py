@@ -39,6 +39,12 @@ def clean_messages(
     ]
 
 
+def in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose text, if it is one, is a list of one part."""
+    content = message.get("content")
+    return {**message, "content": _texts([content])} if isinstance(content, str) else message
+
+
 def _message(message: Mapping[str, Any], where: str, absent: str | None) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"{where} must be an object", param=where)
@@ -63,8 +69,8 @@ def _message(message: Mapping[str, Any], where: str, absent: str | None) -> dict
 
 
 def _content(content: Any, where: str) -> str | list[dict[str, Any]] | None:
-    """Join the parts to one text; return a list of parts if one is a sound, which templates place
-    among texts."""
+    """Join the parts to one text; return a list of parts if one is a sound or a picture, which
+    templates place among texts."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -79,7 +85,7 @@ def _content(content: Any, where: str) -> str | list[dict[str, Any]] | None:
             texts.append(part)
             continue
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "audio":
+        if kind in ("audio", "image"):
             parts += [*_texts(texts), dict(part)]
             texts = []
             continue

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.base.errors import InvalidRequest, ModelFileError, TooLarge
 from headrace.base.modelfiles import ModelFiles
 
-from .messages import clean_messages
+from .messages import clean_messages, in_parts
 from .taught import Teaching
 
 MAX_TEMPLATE = 512 * 1024
@@ -23,6 +23,10 @@ conversations go to a process of their own (`text.renderer`)."""
 _NONE = re.compile(r"content['\"]?\]?\s+is\s+(not\s+)?none\b", re.IGNORECASE)
 """Pattern of a template that distinguishes messages without content from those with an empty
 one."""
+_PARTS = re.compile(r"\bin\s+message(\[['\"]content['\"]\]|\.content)")
+_TEXTS = re.compile(r"\bis\s+(not\s+)?(string|iterable|sequence|mapping)\b")
+"""Patterns of templates that go through a content's parts, and that know contents which are text:
+of the first without the second (SmolVLM's), nothing of a plain text would be left."""
 _END_MARK = "\ue0f0end of the answer so far\ue0f1 "
 """Mark after the last message's content, to find where it ends: private characters that no template
 knows."""
@@ -52,6 +56,7 @@ class ChatTemplate:
         self._needs_process = False
         self.source = source
         self._asks_for_none = _NONE.search(source) is not None
+        self._takes_parts = bool(_PARTS.search(source)) and not _TEXTS.search(source)
         self._teaching = Teaching(source)
         self._special = {"bos_token": "", "eos_token": "", **(special or {})}
         try:
@@ -135,6 +140,8 @@ class ChatTemplate:
         if continue_final_message:
             _open_end(clean)
             clean[-1]["content"] += _END_MARK
+        if self._takes_parts:
+            clean = [in_parts(message) for message in clean]
         return {
             **self._special,
             **(variables or {}),

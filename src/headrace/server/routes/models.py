@@ -30,7 +30,7 @@ class ModelReply(TypedDict):
     root: str
     parent: str | None
     max_model_len: int
-    input_modalities: list[Literal["text", "audio"]]
+    input_modalities: list[Literal["text", "audio", "image"]]
     task: NotRequired[Literal["transcription", "embedding", "program"]]
     """Task of the model; absent: text generation."""
     languages: NotRequired[list[str]]
@@ -94,7 +94,7 @@ def describe(service: Service, name: str) -> ModelReply:
         "root": served.files.name,
         "parent": None if name in service.names else service.name,
         "max_model_len": served.max_context,
-        "input_modalities": ["text"] if service.sounds is None else ["text", "audio"],
+        "input_modalities": service.modalities,
     }
     if served.files.arch.task != "tokens":
         reply["task"] = "embedding"

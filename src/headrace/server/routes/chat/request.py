@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ....base.errors import ContextOverflow, InvalidRequest
@@ -18,9 +18,12 @@ from ...generation import Usage
 from .demand import expected_of, grammar_of, tools_of
 from .legacy import is_legacy, modern, tool_calls
 from .parts import Parts
+from .pictures import PART as PICTURE
+from .pictures import with_pictures
 from .reasoning import is_thought, thoughts, with_wishes
 from .schema import ChatBody, Message
-from .sounds import PART, with_sounds
+from .sounds import PART as SOUND
+from .sounds import with_sounds
 
 if TYPE_CHECKING:
     from ....dist.payloads import SealedInput
@@ -60,9 +63,9 @@ class Chat:
         self.usage = Usage(self.model)
         self.retained: tuple[Retained, ...] = ()
         self.inputs: list[InputSpan] = []
-        """Sounds of the prompt."""
+        """Sounds and tiles of pictures in the prompt."""
         self.held: list[SealedInput] = []
-        """Memory of the sounds, which goes with the request."""
+        """Memory of these, which goes with the request."""
 
     def sampling(self) -> SamplingParams:
         body = self.body
@@ -140,12 +143,17 @@ class Chat:
             self.prompt, self.inputs, self.held = await with_sounds(
                 self.service, body.messages, self.prompt, counts=counts
             )
+        if self.service.pictures is not None:
+            self.prompt, self.inputs, self.held = await with_pictures(
+                self.service, body.messages, self.prompt, counts=counts
+            )
         if body.echo and final:
             self.echoed = open_end(_plain_messages(body.messages[-1:]))
 
     def _messages(self) -> list[Mapping[str, Any]]:
-        hears = self.service.sounds is not None
-        return self.speech.foreign.cut(_plain_messages(self.body.messages, hears))
+        takes = {"audio": "input_audio", "image": "image_url"}
+        allowed = [takes[one] for one in self.service.modalities if one in takes]
+        return self.speech.foreign.cut(_plain_messages(self.body.messages, allowed))
 
     async def demand(self) -> None:
         """Set `grammar`; compiling it may take long, so a thread does it."""
@@ -228,18 +236,21 @@ def _is_short(messages: list[Message]) -> bool:
     return len(messages) + parts <= SHORT and texts <= SMALL_CHARACTERS
 
 
-def _plain_messages(messages: list[Message], hears: bool = False) -> list[dict[str, Any]]:
-    return [_plain(index, message, hears) for index, message in enumerate(messages)]
+_PARTS = {"input_audio": SOUND, "image_url": PICTURE}
 
 
-def _plain(index: int, message: Message, hears: bool) -> dict[str, Any]:
+def _plain_messages(messages: list[Message], takes: Collection[str] = ()) -> list[dict[str, Any]]:
+    return [_plain(index, message, takes) for index, message in enumerate(messages)]
+
+
+def _plain(index: int, message: Message, takes: Collection[str]) -> dict[str, Any]:
     """Convert a message to the form that templates read; refuse parts that the model does not
     take."""
-    allowed = ("text", "refusal", "input_audio") if hears else ("text", "refusal")
+    allowed = ("text", "refusal", *takes)
     for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if part.type not in allowed and not (is_thought(part) and message.role == "assistant"):
             raise InvalidRequest(
-                f"this model takes no {part.type} parts; allowed: text" + ", input_audio" * hears,
+                f"this model takes no {part.type} parts; allowed: {', '.join(['text', *takes])}",
                 param=f"messages.{index}.content.{place}",
                 code="unsupported_content",
             )
@@ -256,9 +267,7 @@ def _plain(index: int, message: Message, hears: bool) -> dict[str, Any]:
         plain["role"] = "tool"
     if isinstance(message.content, list):
         plain["content"] = [
-            PART
-            if part.type == "input_audio"
-            else {"type": "text", "text": part.text or part.refusal or ""}
+            _PARTS.get(part.type) or {"type": "text", "text": part.text or part.refusal or ""}
             for part in message.content
             if not is_thought(part)
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ....base.errors import InvalidRequest
@@ -28,7 +29,7 @@ def plain_name(name: str) -> str:
 
 def chat_of(service: Service, body: OllamaChatBody) -> ChatBody:
     """Convert a chat. Raises `InvalidRequest`."""
-    _no_images(message.images for message in body.messages)
+    _check_images(service, (message.images for message in body.messages))
     given: dict[str, Any] = {**_shared(service, body), "messages": _messages(body.messages)}
     if body.tools:
         given["tools"] = body.tools
@@ -37,8 +38,10 @@ def chat_of(service: Service, body: OllamaChatBody) -> ChatBody:
 
 def generate_of(service: Service, body: GenerateBody) -> ChatBody:
     """Convert a prompt to a message. Raises `InvalidRequest`."""
-    _no_images([body.images])
-    messages = [{"role": "user", "content": body.prompt or ""}]
+    _check_images(service, [body.images])
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": _content(body.prompt, body.images)}
+    ]
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
     return converted({**_shared(service, body), "messages": messages}, ChatBody)
@@ -89,7 +92,10 @@ def _messages(given: list[OllamaMessage]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     waiting: deque[tuple[str, str]] = deque()
     for place, message in enumerate(given):
-        new: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        new: dict[str, Any] = {
+            "role": message.role,
+            "content": _content(message.content, message.images),
+        }
         if message.thinking:
             new["reasoning_content"] = message.thinking
         if message.tool_calls:
@@ -122,8 +128,18 @@ def _messages(given: list[OllamaMessage]) -> list[dict[str, Any]]:
     return found
 
 
-def _no_images(given: Any) -> None:
-    if any(given):
+def _content(text: str | None, images: list[Any] | None) -> str | list[dict[str, Any]]:
+    """Return the content of a message: pictures come before its text."""
+    if not images:
+        return text or ""
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": f"data:;base64,{image}"}} for image in images
+    ]
+    return [*parts, {"type": "text", "text": text or ""}]
+
+
+def _check_images(service: Service, given: Iterable[list[Any] | None]) -> None:
+    if service.pictures is None and any(given):
         raise InvalidRequest(
             "this model takes no images", param="images", code="unsupported_content"
         )

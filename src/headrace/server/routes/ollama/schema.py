@@ -80,7 +80,7 @@ class OllamaMessage(Body):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: list[Any] | None = Field(None, description="Refused unless empty.")
+    images: list[Any] | None = Field(None, description="Pictures in base64, if the model sees.")
     tool_calls: list[Called] | None = None
     tool_name: str | None = None
     name: str | None = None
@@ -113,7 +113,7 @@ class GenerateBody(Spoken):
     system: str | None = None
     raw: bool | None = Field(None, description="true: use the prompt without a template.")
     context: list[TokenId] | None = Field(None, description="The `context` of an earlier answer.")
-    images: list[Any] | None = Field(None, description="Refused unless empty.")
+    images: list[Any] | None = Field(None, description="Pictures in base64, if the model sees.")
     template: Any = unsupported("")
 
 
