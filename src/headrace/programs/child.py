@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from ..base.errors import HeadraceError
+from ..base.foreign import json_reader
 from ..media.seccomp import confine, leave_networks
 from ..obs.threads import THREADS
 from .confined import MESSAGE, ChildOrder, ChildSaid, LaneFiles, receive
@@ -83,7 +84,7 @@ def main() -> None:
     """Load the program in the file of this number, behind a line of JSON that orders it."""
     library()
     with os.fdopen(int(sys.argv[1]), "rb") as file:
-        order = msgspec.json.decode(file.readline(), type=ChildOrder)
+        order = json_reader(ChildOrder)(file.readline())
         parts = {name: file.read(size) for name, size in order.parts.items()}
     leave_networks()
     lanes = [ChildLane(one, order.region) for one in order.lanes]

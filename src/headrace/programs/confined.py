@@ -27,6 +27,7 @@ from ..base.errors import (
     RunStopped,
     UnsupportedModel,
 )
+from ..base.foreign import Undecodable, json_reader
 from .drawn import random_nodes
 from .inspection import LIMITS, Inspection, ProgramLimits, StateTensor
 from .library import library
@@ -86,6 +87,9 @@ class ChildSaid(msgspec.Struct):
     memory: int = 0
     seconds: float = 0.0
     refused: str | None = None
+
+
+_answer = json_reader(ChildSaid)
 
 
 def receive(file: int) -> tuple[int, int] | None:
@@ -196,8 +200,8 @@ class ConfinedProgram:
         if waiting.poll(min(1e3 * seconds, 2**31 - 1)):
             line = os.read(child.stdout.fileno(), _MOST_ANSWER)
         try:
-            said = msgspec.json.decode(line, type=ChildSaid)
-        except (msgspec.MsgspecError, ValueError):
+            said = _answer(line)
+        except Undecodable:
             self.kill()
             child.wait()
             raise UnsupportedModel(

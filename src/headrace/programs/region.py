@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from ..base.errors import InvalidRequest, ModelFileError
+from ..base.foreign import msgpack_reader
 from .inspection import ELEMENTS
 from .rows import Array, Feed
 
@@ -44,6 +45,9 @@ class RunHead(msgspec.Struct, array_like=True):
     seconds: float = 0.0
     error: list[str] | None = None
     """Class, message, parameter and code of an error."""
+
+
+_head = msgpack_reader(RunHead)
 
 
 def unnamed_file(*parts: bytes) -> int:
@@ -102,9 +106,9 @@ class Region:
         try:
             if not 0 < length <= HEAD:
                 raise ValueError
-            head = msgspec.msgpack.decode(self._bytes[:length].tobytes(), type=RunHead)
+            head = _head(self._bytes[:length].tobytes())
             return head, {one.name: self._view(one) for one in head.tensors}
-        except (ValueError, msgspec.MsgspecError, TypeError):
+        except (ValueError, TypeError):
             raise ModelFileError("the process of a program answers what no program does") from None
 
     def _view(self, told: SharedTensor) -> Array:
