@@ -116,7 +116,8 @@ class Residents:
             if rest:
                 self.resting.append(service)
             await asyncio.sleep(GRACE_SECONDS)
-            await self._group.unload(self._numbers.pop(service), self._service.drain_seconds)
+            seconds = self._service.options.drain_seconds
+            await self._group.unload(self._numbers.pop(service), seconds)
 
     async def wanted(self, name: str) -> None:
         """Load the model of this name again if it rests. Raises as `load`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -30,21 +30,19 @@ from ..text import encode_between
 from .body import BodiesInFlight
 from .caller import named
 from .decoders import Decoders
+from .faces import Ears, ProgramsFace, Voices
 from .hands import Hands
 from .speech import Speech
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.responses import Response
 
     from ..engine.clients.face import ServingEngine
     from ..engine.clients.pictures import PicturePrompts
     from ..engine.hearing.engine import HearingEngine
     from ..engine.programs.engine import ProgramEngine
-    from ..engine.programs.executor import ServedProgram
     from ..speech.prompts import SoundPrompts
     from .served_profile import ServedProfile
-    from .speech_fields import SpeechBody
 
 INLINE_CHARACTERS = 8192
 """Maximum characters tokenised in the event loop; longer texts would delay the streams."""
@@ -59,21 +57,6 @@ KEEP_ALIVE = 15.0
 """Seconds of silence after which a stream begins with a comment, or sends another one."""
 DRAIN_RETRY = 2.0
 """Seconds after which a client of a draining server should retry (elsewhere)."""
-
-
-class Ears(Protocol):
-    """Transcription routes: `hearing.ears.HearingRoutes`."""
-
-    engine: HearingEngine
-
-    async def transcribe(self, request: Request, task: str) -> Response: ...
-    def live(self, request: Request) -> Response: ...
-
-
-class Voices(Protocol):
-    """Speech synthesis routes: `speaking.SpeakingRoutes`."""
-
-    async def speak(self, request: Request, body: SpeechBody) -> Response: ...
 
 
 class Resting(Protocol):
@@ -98,26 +81,6 @@ class Entrance:
         self.idle = asyncio.Event()
         self.idle.set()
         self.residents: Resting | None = None
-
-
-class ProgramsFace(Protocol):
-    """Routes of foreign programs: `inference.ProgramRoutes`."""
-
-    engine: ProgramEngine
-
-    def find(self, name: str, version: str | None = None) -> ServedProgram: ...
-    def version(self, program: ServedProgram) -> str: ...
-    def described(self, program: ServedProgram) -> dict[str, Any]: ...
-    async def infer(self, request: Request, name: str, version: str | None) -> Response: ...
-    async def open_stream(
-        self,
-        request: Request,
-        name: str,
-        shapes: Mapping[str, tuple[int, ...]],
-        period: float,
-        deadline: float,
-    ) -> dict[str, Any]: ...
-    def close_stream(self, name: str, stream: str) -> None: ...
 
 
 class Service:
@@ -289,11 +252,6 @@ class Service:
     @residents.setter
     def residents(self, residents: Resting | None) -> None:
         self._door.residents = residents
-
-    @property
-    def drain_seconds(self) -> float:
-        """Seconds that requests have to end."""
-        return self.options.drain_seconds
 
     @property
     def in_work(self) -> int:

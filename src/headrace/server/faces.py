@@ -1,0 +1,50 @@
+"""Faces of the routes that a service holds, known to it without their imports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from ..engine.hearing.engine import HearingEngine
+    from ..engine.programs.engine import ProgramEngine
+    from ..engine.programs.executor import ServedProgram
+    from .speech_fields import SpeechBody
+
+
+class Ears(Protocol):
+    """Transcription routes: `hearing.ears.HearingRoutes`."""
+
+    engine: HearingEngine
+
+    async def transcribe(self, request: Request, task: str) -> Response: ...
+    def live(self, request: Request) -> Response: ...
+
+
+class Voices(Protocol):
+    """Speech synthesis routes: `speaking.SpeakingRoutes`."""
+
+    async def speak(self, request: Request, body: SpeechBody) -> Response: ...
+
+
+class ProgramsFace(Protocol):
+    """Routes of foreign programs: `inference.ProgramRoutes`."""
+
+    engine: ProgramEngine
+
+    def find(self, name: str, version: str | None = None) -> ServedProgram: ...
+    def version(self, program: ServedProgram) -> str: ...
+    def described(self, program: ServedProgram) -> dict[str, Any]: ...
+    async def infer(self, request: Request, name: str, version: str | None) -> Response: ...
+    async def open_stream(
+        self,
+        request: Request,
+        name: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        period: float,
+        deadline: float,
+    ) -> dict[str, Any]: ...
+    def close_stream(self, name: str, stream: str) -> None: ...
