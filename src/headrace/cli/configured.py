@@ -38,9 +38,8 @@ Model = Annotated[
 Models = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[MODEL[:OPTION=VALUE,...]]...",
-        help=f"Catalog names, folders, .gguf files, or hub ids, with options of their own; none: "
-        f"{DEFAULT_MODEL}.",
+        metavar="MODEL",
+        help=f"Names, paths, hub ids; none: {DEFAULT_MODEL}.",
         show_default=False,
     ),
 ]

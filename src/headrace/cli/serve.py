@@ -106,12 +106,10 @@ def serve(
         bool, typer.Option("--dry-run", help="Print what would be served, and stop.")
     ] = False,
 ) -> None:
-    """Serve models over HTTP, OpenAI-compatible. A MODEL is downloaded if it is not on disk.
+    """Serve models over HTTP, OpenAI-compatible. A MODEL is fetched if not on disk.
 
-    Requests choose one of several by name. Each may have options of its own:
-    MODEL:kv=2GiB,name=ALIAS,weight=2. A speech model (whisper-base) serves /v1/audio and sessions
-    at /v1/realtime, alone. Programs (vad-silero, detector.onnx, --programs) are served at
-    /v2/models.
+    Requests choose one of several by name; options of one: MODEL:kv=2GiB,name=ALIAS.
+    A speech model is served alone, programs (NAME.onnx, vad-silero) at /v2/models.
     """
     asked = [word for word in models if is_program(word)]
     if asked:
