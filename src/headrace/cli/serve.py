@@ -108,8 +108,8 @@ def serve(
 ) -> None:
     """Serve models over HTTP, OpenAI-compatible. A MODEL is fetched if not on disk.
 
-    Requests choose one of several by name; options of one: MODEL:kv=2GiB,name=ALIAS.
-    A speech model is served alone, programs (NAME.onnx, vad-silero) at /v2/models.
+    Requests choose a model by name. MODEL:kv=2GiB,name=ALIAS sets options of one.
+    A speech model is served alone, programs (NAME.onnx) at /v2/models.
     """
     asked = [word for word in models if is_program(word)]
     if asked:
