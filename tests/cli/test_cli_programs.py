@@ -151,6 +151,12 @@ def test_bad_arguments_are_one_line(run: Any, detector: Path, tmp_path: Path) ->
         assert "internal error" not in done.stderr
 
 
+def test_a_program_takes_no_profile(run: Any, detector: Path) -> None:
+    done = run("serve", str(detector), "--profile", "one", "--port", "0")
+    assert done.returncode == 2
+    assert "a profile is of a model; a program takes none" in done.stderr
+
+
 def test_names_of_a_file_are_data(run: Any, tmp_path: Path) -> None:
     """An output may have the name of numpy's own parameter; names do not steer the terminal."""
     value = onnx.helper.make_tensor_value_info

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
@@ -28,11 +29,13 @@ from headrace.base.errors import (
     RunStopped,
     ShuttingDown,
 )
+from headrace.engine.programs import engine as programs_engine
 from headrace.engine.programs import sequences
 from headrace.engine.programs.engine import ProgramEngine, SequenceStep
 from headrace.engine.programs.files import is_program, program_files
 from headrace.engine.programs.prices import RunPrices
 from headrace.programs import ProgramLimits
+from headrace.programs.confined import ConfinedProgram
 from headrace.sched.deadlines import BATCH, REALTIME
 
 LOOP = {"x": np.zeros(1, "f"), "go": np.array(True)}
@@ -49,7 +52,22 @@ def counting() -> bytes:
     )
 
 
-FILES = {"double": double("n"), "endless": endless(), "long": one_long_node(), "sum": counting()}
+def growing() -> bytes:
+    """y = all x so far below a row of zeros, a state."""
+    return model(
+        [node("Concat", "state x", "stateN", axis=0), node("Identity", "stateN", "y")],
+        [port("x", [1, 2]), port("state", ["n", 2])],
+        [port("y", None), port("stateN", ["m", 2])],
+    )
+
+
+FILES = {
+    "double": double("n"),
+    "grow": growing(),
+    "endless": endless(),
+    "long": one_long_node(),
+    "sum": counting(),
+}
 
 
 @asynccontextmanager
@@ -135,7 +153,8 @@ async def test_what_cannot_end_in_time_is_not_begun(tmp_path: Path) -> None:
         with pytest.raises(DeadlineMissed, match=r"not begun after .* its deadline is over") as one:
             await engine.run(double, ONES, timeout=0.05)
         assert (one.value.status, one.value.code) == (504, "deadline_missed")
-        double.prices.exceeded((("x", (3,)),), 10.0)
+        for _ in range(2):  # The first one only warms up.
+            double.prices.exceeded((("x", (3,)),), 10.0)
         with pytest.raises(DeadlineMissed, match=r"a run takes 10000\.0 ms, and batch comes last"):
             await engine.run(double, ONES, timeout=5.0, urgency=BATCH)
         work.cancel()
@@ -171,9 +190,10 @@ async def test_one_endless_node_costs_its_own_process_alone(tmp_path: Path) -> N
         beside = asyncio.ensure_future(engine.run(long, endless, timeout=1e6))
         await until_running(engine, 2)
         assert (await engine.run(double, ONES))["y"].sum() == 6
-        with pytest.raises(DeadlineMissed, match="killed"):
+        with pytest.raises(DeadlineMissed, match=r"did not stop within 0.* s, its limit"):
             await hangs
         assert (await engine.run(long, quick))["y"].min() == 1
+        assert long.restarts == 0, "its deadline costs the run beside it nothing"
         with pytest.raises(RunStopped, match=r"did not stop within 2 s, its limit, and was killed"):
             await beside
         assert (await engine.run(long, quick))["y"].min() == 1
@@ -199,6 +219,48 @@ async def test_a_process_that_dies_is_replaced_and_its_run_repeated(tmp_path: Pa
                 await asyncio.sleep(0.001)
         with pytest.raises(EngineDead, match="has ended"):
             await work
+        assert (await engine.run(loop, PASS))["y"].tolist() == [1]
+
+
+async def test_a_leaver_costs_the_runs_beside_it_nothing(tmp_path: Path) -> None:
+    async with engine_of(tmp_path, "long", lanes=2) as engine:
+        long = engine.find("long")
+        endless = {"x": np.zeros((1, 1, 2000, 2000), "f")}
+        leaves, stays = (asyncio.ensure_future(engine.run(long, endless)) for _ in range(2))
+        await until_running(engine, 2)
+        limits = [one.begun + 31.0 for one in engine.executor._busy if one is not None]
+        leaves.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+        kills = [one.timer.when() for one in engine.executor._busy if one is not None]
+        assert kills == pytest.approx(limits, abs=1.0), "not sooner than at the limit"
+        await engine.close()
+        with pytest.raises(EngineDead):
+            await stays
+
+
+async def test_a_process_that_does_not_start_again_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the error is."""
+    async with engine_of(tmp_path, "endless") as engine:
+        loop = engine.find("endless")
+        starts = iter([RuntimeError("no thread"), OSError("no file")])
+
+        def start() -> Any:
+            if (error := next(starts, None)) is not None:
+                raise error
+            return ConfinedProgram.start(loop.confined)
+
+        monkeypatch.setattr(loop.confined, "start", start)
+        work = asyncio.ensure_future(engine.run(loop, LOOP))
+        await until_running(engine)
+        assert loop.confined.pid is not None
+        os.kill(loop.confined.pid, signal.SIGKILL)
+        with pytest.raises(EngineDead, match="does not start again: no thread"):
+            await work
+        while not loop.ready:
+            await asyncio.sleep(0.001)
         assert (await engine.run(loop, PASS))["y"].tolist() == [1]
 
 
@@ -286,6 +348,51 @@ async def test_an_error_leaves_the_states_and_a_leaver_takes_them(tmp_path: Path
         assert len(engine.sequences) == 0
 
 
+async def test_a_sequence_that_begins_anew_is_another(tmp_path: Path) -> None:
+    async with engine_of(tmp_path, "sum", "endless") as engine:
+        program, x = engine.find("sum"), {"x": np.ones((1, 2), "f")}
+
+        def step(*, start: bool = False) -> asyncio.Future[Any]:
+            return asyncio.ensure_future(engine.run(program, x, step=SequenceStep("a", start)))
+
+        await step(start=True)
+        work = asyncio.ensure_future(engine.run(engine.find("endless"), LOOP))
+        await until_running(engine)
+        old = step()
+        await until_waiting(engine, 1)
+        behind = step()
+        while not next(iter(engine.sequences._kept.values())).turn._waiters:
+            await asyncio.sleep(0.001)
+        new = step(start=True)
+        await until_waiting(engine, 2)
+        old.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await old
+        with pytest.raises(InvalidRequest, match="sequence a is not known"):
+            await behind
+        work.cancel()
+        assert (await new)["y"].tolist() == [[1, 1]]
+        assert (await step())["y"].tolist() == [[2, 2]]
+
+
+async def test_states_that_grow_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequences, "MOST_BYTES", 32)
+    async with engine_of(tmp_path, "grow") as engine:
+        program, x = engine.find("grow"), {"x": np.ones((1, 2), "f")}
+        held = engine.sequences._bytes
+        for rows in (2, 3, 4):
+            found = await engine.run(program, x, step=SequenceStep("a", start=rows == 2))
+            assert (found["y"].shape, held.held) == ((rows, 2), 8 * rows)
+        for _ in range(2):
+            with pytest.raises(Overloaded, match="states have as many bytes"):
+                await engine.run(program, x, step=SequenceStep("a"))
+            assert held.held == 32
+        await engine.run(program, x, step=SequenceStep("a", end=True))
+        assert (held.held, len(engine.sequences)) == (0, 0)
+
+
 def test_sequences_are_bounded_by_number_owner_and_silence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -342,13 +449,57 @@ async def test_a_stream_is_admitted_kept_and_ended(tmp_path: Path) -> None:
         assert not engine.streams
 
 
+async def test_a_silent_stream_ends_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs_engine, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(programs_engine, "SILENT_PERIODS", 0.001)
+    async with engine_of(tmp_path, "double") as engine:
+        double = engine.find("double")
+        opened = await engine.open_stream(double, {"x": (3,)}, period=10.0, deadline=5.0)
+        await engine.run(double, ONES, stream=opened.id)
+        while engine.streams:
+            await asyncio.sleep(0.001)
+        assert asyncio.get_running_loop().time() - opened.last >= 0.3
+        assert engine.executor.lanes.utilisation(0) == 0
+        with pytest.raises(NotFound, match="no stream"):
+            await engine.run(double, ONES, stream=opened.id)
+
+
+async def test_a_stream_runs_what_it_was_admitted_for(tmp_path: Path) -> None:
+    async with engine_of(tmp_path, "double") as engine:
+        double = engine.find("double")
+        opened = await engine.open_stream(double, {}, period=10.0, deadline=5.0)
+        with pytest.raises(InvalidRequest, match="shapes are not those of the stream"):
+            await engine.run(double, ONES, stream=opened.id)
+        with pytest.raises(InvalidRequest, match="is int64; it takes float32"):
+            await engine.run(double, {"x": np.ones(1, int)}, stream=opened.id)
+        assert opened.admitted._next == -math.inf, "no run was released"
+        await engine.run(double, {"x": np.ones(1, "f")}, stream=opened.id)
+
+
+async def test_shapes_of_a_stream_are_bounded_before_they_are_made(tmp_path: Path) -> None:
+    async with engine_of(tmp_path, "double") as engine:
+        double = engine.find("double")
+        most = 2**31 - 1
+        for shape in (
+            (1,) * 65, (0, 2**62, 4), (2**31,), (most,) * 30_000, (0, *(most,) * 31), (-1,), (257,),
+        ):  # fmt: skip
+            with pytest.raises(InvalidRequest, match="input x has the shape") as wrong:
+                await engine.open_stream(double, {"x": shape}, period=9.0, deadline=9.0, most=1024)
+            assert wrong.value.param == "shapes"
+        assert len(str(wrong.value)) < 400
+        await engine.open_stream(double, {"x": (256,)}, period=9.0, deadline=9.0, most=1024)
+
+
 async def test_runs_too_long_for_the_streams_are_refused(tmp_path: Path) -> None:
     async with engine_of(tmp_path, "double", "endless") as engine:
         double, loop = engine.find("double"), engine.find("endless")
         await engine.open_stream(double, {"x": (3,)}, period=1.0, deadline=0.3)
-        with pytest.raises(Overloaded, match="longer runs would delay the admitted streams") as cut:
-            await engine.run(loop, LOOP)
-        assert cut.value.code == "blocks_streams"
+        for _ in range(2):  # The first run of such shapes only warms up.
+            with pytest.raises(Overloaded, match="longer runs would delay the admitted") as cut:
+                await engine.run(loop, LOOP)
+            assert cut.value.code == "blocks_streams"
         with pytest.raises(Overloaded, match="is too long beside the admitted streams"):
             await engine.run(loop, LOOP)
         assert (await engine.run(double, {"x": np.ones(5, "f")}))["y"].sum() == 10
@@ -370,9 +521,67 @@ def test_prices_are_of_warm_runs_and_covering_shapes() -> None:
     for size in range(300):
         prices.observe((("x", (size, size, size)),), 1.0)
     assert len(prices._buckets) == 256
-    prices.exceeded(small, 3.0)
+    for _ in range(2):
+        prices.exceeded(small, 3.0)
     prices.observe(small, 1.0)
     assert prices.worst(small) == pytest.approx(3.0, abs=0.01)
+
+
+def test_a_stopped_run_moves_prices_and_a_refusal_lowers_them() -> None:
+    prices, shapes = RunPrices(), (("x", (1, 2)),)
+    for seconds in (1.0, 1.0):
+        prices.observe(shapes, seconds)
+    prices.exceeded(shapes, 11.0)
+    assert (prices.usual(shapes), prices.worst(shapes)) == (pytest.approx(2.0), 11.0)
+    prices.exceeded(shapes, 0.1)
+    assert prices.usual(shapes) == pytest.approx(2.0), "it may take longer"
+    prices.refused((("x", (1, 1)),))
+    assert prices.usual(shapes) == pytest.approx(1.8), "the price was of the covering shapes"
+    for size in range(5000):
+        prices.exceeded((("x", (size, size, size)),), 1.0)
+    assert len(prices._buckets) == 256
+
+
+async def test_one_slow_run_does_not_refuse_its_shapes_for_good(tmp_path: Path) -> None:
+    async with engine_of(tmp_path, "double", "endless") as engine:
+        double = engine.find("double")
+        for _ in range(2):
+            double.prices.observe((("x", (3,)),), 10.0)
+        refused = 0
+        while refused < 100:
+            try:
+                await engine.run(double, ONES, timeout=2.0)
+                break
+            except DeadlineMissed:
+                refused += 1
+        assert 10 < refused < 30
+
+
+async def test_one_slow_run_beside_streams_does_not_refuse_its_shapes(tmp_path: Path) -> None:
+    async with engine_of(tmp_path, "double", "endless") as engine:
+        double, loop = engine.find("double"), engine.find("endless")
+        await engine.open_stream(double, {"x": (3,)}, period=60.0, deadline=0.4)
+        for _ in range(2):
+            loop.prices.observe((("x", (1,)), ("go", ())), 0.5)
+        with pytest.raises(Overloaded, match="is too long beside the admitted streams"):
+            await engine.run(loop, PASS)
+        refused = 0
+        while refused < 100:
+            try:
+                await engine.run(loop, PASS)
+                break
+            except Overloaded:
+                refused += 1
+        assert refused < 30
+
+
+async def test_one_slow_run_of_a_stream_does_not_end_it(tmp_path: Path) -> None:
+    async with engine_of(tmp_path, "double") as engine:
+        double = engine.find("double")
+        opened = await engine.open_stream(double, {"x": (3,)}, period=60.0, deadline=2.0)
+        double.prices.observe((("x", (3,)),), 5.0)
+        assert double.prices.worst((("x", (3,)),)) == 5.0
+        assert (await engine.run(double, ONES, stream=opened.id))["y"].sum() == 6
 
 
 def test_programs_are_found_by_name(tmp_path: Path) -> None:

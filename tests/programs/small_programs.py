@@ -64,13 +64,13 @@ def one_long_node() -> bytes:
     return model([pool], [port("x", [1, 1, "h", "w"])], [port("y", None)])
 
 
-def endless() -> bytes:
-    """A loop that goes on while its input `go` is true."""
+def endless(size: int | str = 1) -> bytes:
+    """A loop over `size` numbers that goes on while its input `go` is true."""
     body = helper.make_graph(
         [node("Identity", "c", "c2"), node("Identity", "v", "v2")],
         "body",
-        [port("i", [], INT64), port("c", [], BOOL), port("v", [1])],
-        [port("c2", [], BOOL), port("v2", [1])],
+        [port("i", [], INT64), port("c", [], BOOL), port("v", [size])],
+        [port("c2", [], BOOL), port("v2", [size])],
     )
     loop = helper.make_node("Loop", ["", "go", "x"], ["y"], body=body)
-    return model([loop], [port("x", [1]), port("go", [], BOOL)], [port("y", [1])])
+    return model([loop], [port("x", [size]), port("go", [], BOOL)], [port("y", [size])])

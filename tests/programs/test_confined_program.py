@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from headrace.base.errors import (
     UnsupportedModel,
 )
 from headrace.programs import ForeignProgram, ProgramLimits, region
-from headrace.programs.confined import ConfinedProgram
+from headrace.programs import child as child_module
+from headrace.programs.confined import ConfinedProgram, LaneFiles
 from headrace.programs.inspection import LIMITS, inspected_bytes
 from headrace.programs.region import HEAD, Region, RunHead
 
@@ -207,6 +208,9 @@ HEADS: dict[str, Any] = {
     "place behind": [[["y", "float32", [1], HEAD + 4093]]],
     "unaligned": [[["y", "float32", [2**62], HEAD + 4000]]],
     "no list": {"tensors": 1},
+    "beyond int64": [[["y", "float32", [0, 2**63], HEAD]]],
+    "empty beyond int64": [[["y", "float32", [0, 2**62, 4], HEAD]]],
+    "one place twice": [[["y", "float32", [600], HEAD], ["z", "float32", [600], HEAD]]],
 }
 
 
@@ -220,6 +224,116 @@ def test_a_head_that_lies_is_refused(name: str) -> None:
     for length in (0, HEAD + 1, 2**32 - 1, 3):
         with pytest.raises(ModelFileError):
             own.get(length)
+    own.close()
+
+
+def test_other_outputs_than_its_own_are_no_answer() -> None:
+    with child(double("n")) as program:
+        program.begin(0, 1, {"x": np.ones(2, "f")}, seed=0, seconds=WAIT)
+        answered(program)
+        written = program._lanes[0].region._bytes
+        at = int(written[:64].tobytes().index(b"\xa1y"))
+        written[at + 1] = ord("z")
+        with pytest.raises(EngineDead, match="answers other outputs than it has"):
+            program.finish(0)
+
+
+def test_no_order_waits_for_a_child_that_reads_no_more() -> None:
+    with child(endless()) as program:
+        assert program.pid is not None
+        os.kill(program.pid, signal.SIGSTOP)
+        for _ in range(20_000):
+            program.stop(0, 1)
+        feed = {"x": np.zeros(1, "f"), "go": np.array(False)}
+        with suppress(EngineDead):
+            for number in range(20_000):
+                program.begin(0, number, feed, seed=0, seconds=WAIT)
+        assert number < 19_999, "the pipe is full, and that is told"
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_a_start_that_fails_leaves_nothing_open(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pipe in turn, and the memory of the file."""
+    made, opened, pipe = inspected_bytes(double(1), "m.onnx"), 0, os.pipe
+    program = ConfinedProgram(made, lanes=2)
+
+    def failing() -> tuple[int, int]:
+        nonlocal opened
+        opened += 1
+        if opened == at:
+            raise OSError("no more files")
+        return pipe()
+
+    def full(*parts: bytes) -> int:
+        raise OSError("no more files")
+
+    before = sorted(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        if at < 5:
+            patch.setattr(os, "pipe", failing)
+        else:
+            patch.setattr("headrace.programs.confined.unnamed_file", full)
+        with pytest.raises(OSError, match="no more files"):
+            program.start()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    program.start()
+    program.close()
+
+
+def test_lanes_that_cannot_be_made_leave_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, sizes, truncate = inspected_bytes(double(1), "m.onnx"), list[int](), os.ftruncate
+
+    def failing(file: int, size: int) -> None:
+        sizes.append(size)
+        if len(sizes) == 3:
+            raise OSError("no space")
+        truncate(file, size)
+
+    before = sorted(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "ftruncate", failing)
+    with pytest.raises(OSError, match="no space"):
+        ConfinedProgram(made, lanes=4)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_killed_child_gives_the_memory_of_its_runs_back() -> None:
+    with child(endless("n")) as program:
+        feed = {"x": np.ones(8 << 20, "f"), "go": np.array(True)}
+        program.begin(0, 1, feed, seed=0, seconds=WAIT)
+        file = program._regions[0].file
+        assert os.fstat(file).st_blocks * 512 >= 32 << 20
+        program.kill()
+        program.reap()
+        assert os.fstat(file).st_blocks * 512 <= 1 << 20
+        program.start()
+
+
+class _Stopping(int):
+    """A number whose comparison lets the other thread stop the run."""
+
+    lane: child_module.ChildLane
+
+    def __eq__(self, other: object) -> bool:
+        self.lane.stop(1)
+        return False
+
+    __hash__ = int.__hash__
+
+
+def test_a_stop_between_the_check_and_the_run_is_kept() -> None:
+    own, seen = Region.make(4096), list[bool]()
+    lane = child_module.ChildLane(LaneFiles(own.file, -1, -1), own.size)
+
+    class Told:
+        def run(self, feed: Any, *, options: Any, **more: Any) -> dict[str, Any]:
+            seen.append(options.terminate)
+            return {}
+
+    lane.open(Told())  # type: ignore[arg-type]
+    lane._stopped = number = _Stopping(0)
+    number.lane = lane
+    lane._run(own.put({}, RunHead([])), 1)
+    assert seen == [True]
     own.close()
 
 

@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,13 +18,19 @@ import pytest
 from processes import Running, headrace, running
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "programs"))
+from server_fake import FakeEngine
 from small_programs import FLOAT, INT64, double, endless, model, node, port
 
-from headrace.base.config import ServerOptions
+from headrace.base.config import EngineOptions, ServerOptions
+from headrace.base.errors import InvalidRequest, OptionError
+from headrace.base.several import read_models
 from headrace.engine.programs.engine import ProgramEngine
 from headrace.programs import ProgramLimits
 from headrace.server.app import create_app
+from headrace.server.attaching import attach, attach_text
+from headrace.server.body import BodiesInFlight
 from headrace.server.keys import Key, hash_of, new_key, write_keys
+from headrace.server.residents import Residents
 from headrace.server.tensors import LENGTH_HEADER
 
 triton = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
@@ -229,13 +237,17 @@ BAD: dict[str, tuple[bytes, str | None, int, str]] = {
     "another datatype": (
         json.dumps(body(datatype="INT32")).encode(), None, 400, "is int32; it takes float32",
     ),
+    "texts": (
+        json.dumps(body(datatype="BYTES", data=["a", "b", "c"])).encode(), None, 400,
+        "datatype 'BYTES'",
+    ),
     "another shape": (
         json.dumps(body(shape=[3, 1])).encode(), None, 400, "has the shape [3, 1]; it takes",
     ),
     "2 GB": (
         json.dumps(
             {"inputs": [{
-                "name": "x", "shape": [1], "datatype": "BYTES",
+                "name": "x", "shape": [1], "datatype": "FP32",
                 "parameters": {"binary_data_size": 2**31},
             }]}
         ).encode(), None, 400, "binary_data_size is 2147483648; 0 bytes are left",
@@ -342,6 +354,79 @@ async def test_the_limit_of_requests_holds(http: httpx.AsyncClient, engine: Prog
     assert (full.status_code, full.json()["code"]) == (503, "overloaded")
     for one in await asyncio.gather(*waiting):
         assert (one.status_code, one.json()["code"]) == (504, "deadline_missed")
+
+
+async def test_outputs_are_held_as_bodies_are(engine: ProgramEngine) -> None:
+    app, sent = create_app(engine, ServerOptions()), json.dumps(body()).encode()  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        for room, status in ((11, 503), (12, 200)):
+            app.state.service.bodies = BodiesInFlight(len(sent) + room)
+            reply = await http.post("/v2/models/double/infer", content=sent)
+            assert reply.status_code == status, reply.text
+            assert app.state.service.bodies.held == 0
+        assert reply.json()["outputs"][0]["data"] == [2, 4, 6]
+
+
+async def test_a_program_and_a_model_do_not_share_a_name(engine: ProgramEngine) -> None:
+    service = create_app(None, ServerOptions(served_name="log")).state.service
+    with pytest.raises(OptionError, match="a model would both be served as log"):
+        attach(service, FakeEngine(), engine)  # type: ignore[arg-type]
+    service = create_app(None, ServerOptions(served_name="one")).state.service
+    attach(service, FakeEngine(), engine)  # type: ignore[arg-type]
+    group = SimpleNamespace(chosen=read_models(["one"], EngineOptions()))
+    residents = Residents(service, group, attach_text)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="'log' is a program of this server"):
+        await residents.load("two:name=log")
+
+
+BESIDE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from server_fake import FakeEngine
+from headrace.base.config import ServerOptions
+from headrace.engine.programs.engine import ProgramEngine
+from headrace.server.run import ServerProcess
+
+async def start():
+    return FakeEngine()
+
+async def programs():
+    return await ProgramEngine.start({{"loop": Path({path!r})}}, lanes=1)
+
+options = ServerOptions(port=0, drain_seconds=0.1)
+tell = lambda line: print(line, flush=True)
+sys.exit(ServerProcess(start, options, tell, start_programs=programs).run())
+"""
+
+
+def test_programs_beside_a_model_answer_when_the_drain_is_over(folder: Path) -> None:
+    code = BESIDE.format(here=str(Path(__file__).parent), path=str(folder / "loop.onnx"))
+    loop = {
+        "inputs": [
+            {"name": "x", "shape": [1], "datatype": "FP32", "data": [0]},
+            {"name": "go", "shape": [], "datatype": "BOOL", "data": [True]},
+        ]
+    }
+    replies: list[Any] = []
+
+    def post() -> None:
+        try:
+            replies.append(httpx.post(server.url + "/v2/models/loop/infer", json=loop, timeout=60))
+        except httpx.HTTPError as error:
+            replies.append(error)
+
+    with running([sys.executable, "-c", code]) as server:
+        thread = Thread(target=post)
+        thread.start()
+        while "headrace_programs_running 1.0" not in httpx.get(server.url + "/metrics").text:
+            time.sleep(0.05)
+        server.signal()
+        assert server.wait() == 0
+        thread.join()
+    assert isinstance(replies[0], httpx.Response), replies
+    assert (replies[0].status_code, replies[0].json()["code"]) == (503, "engine_dead")
 
 
 async def test_keys_guard_the_programs(engine: ProgramEngine, tmp_path: Path) -> None:

@@ -124,6 +124,8 @@ def serve(
         and hears(one.options.model, cache_dir=engine.cache_dir, offline=engine.offline)
     ]
     speech = bool(found)
+    if alone and profile is not None:
+        raise OptionError("a profile is of a model; a program takes none", param="profile")
     if len(chosen) > 1 or chosen[0].names:
         _check_several(chosen, found, server, profile)
     admitted = None

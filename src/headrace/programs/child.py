@@ -68,7 +68,8 @@ class ChildLane:
             end = head.end
             options = run_options()
             self._options = number, options
-            options.terminate = self._stopped == number
+            if self._stopped == number:  # `stop` may come before, after or between.
+                options.terminate = True
             found = self._program.run(feed, seed=head.seed, seconds=head.seconds, options=options)
             return self._region.put(found, RunHead([]), end)
         except HeadraceError as error:

@@ -103,8 +103,14 @@ class _LaneEnds:
 
     def __init__(self, region: Region) -> None:
         self.region = region
+        self.answers = self.told = -1
         self.theirs, self.orders = os.pipe()
-        self.answers, self.told = os.pipe()
+        try:
+            self.answers, self.told = os.pipe()
+            os.set_blocking(self.orders, False)
+        except BaseException:
+            self.close()
+            raise
 
     def files(self) -> LaneFiles:
         return LaneFiles(self.region.file, self.theirs, self.told)
@@ -133,9 +139,16 @@ class ConfinedProgram:
         self.inspection, self.limits = inspection, limits
         self.inputs = {one.name: one for one in inspection.described.inputs}
         self._size = min(MOST_REGION, limits.memory)
-        self._regions = [Region.make(self._size) for _ in range(lanes)]
+        self._regions: list[Region] = []
         self._lanes: list[_LaneEnds] = []
         self._child: subprocess.Popen[bytes] | None = None
+        self._outputs = {one.name for one in inspection.described.graph.outputs}
+        try:
+            for _ in range(lanes):
+                self._regions.append(Region.make(self._size))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def states(self) -> tuple[StateTensor, ...]:
@@ -152,11 +165,13 @@ class ConfinedProgram:
         Raises `DoesNotFit`, `ModelFileError` with the library's reason, `UnsupportedModel` if it
         crashes or takes too long. The child is then gone.
         """
-        self._lanes = [_LaneEnds(region) for region in self._regions]
-        order = self._ordered()
-        files = [number for one in order.lanes for number in msgspec.structs.astuple(one)]
-        told = unnamed_file(msgspec.json.encode(order) + b"\n", *self._parts().values())
+        told = -1
         try:
+            for region in self._regions:
+                self._lanes.append(_LaneEnds(region))
+            order = self._ordered()
+            files = [number for one in order.lanes for number in msgspec.structs.astuple(one)]
+            told = unnamed_file(msgspec.json.encode(order) + b"\n", *self._parts().values())
             self._child = subprocess.Popen(
                 [sys.executable, "-I", "-m", "headrace.programs.child", str(told)],
                 stdin=subprocess.PIPE,
@@ -165,6 +180,8 @@ class ConfinedProgram:
                 pass_fds=[told, *files],
                 env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PATH": os.defpath},
             )
+            assert self._child.stdin is not None
+            os.set_blocking(self._child.stdin.fileno(), False)
             for lane in self._lanes:
                 lane.started()
             return self._loaded(self._child)
@@ -173,7 +190,8 @@ class ConfinedProgram:
             self.reap()
             raise
         finally:
-            os.close(told)
+            if told >= 0:
+                os.close(told)
 
     def _parts(self) -> dict[str, bytes]:
         return {"": self.inspection.data, **self.inspection.outside}
@@ -221,7 +239,7 @@ class ConfinedProgram:
 
     def begin(self, lane: int, number: int, feed: Feed, *, seed: int, seconds: float) -> None:
         """Begin a run in a lane that is free. Raises `InvalidRequest`, and `EngineDead` if the
-        child is."""
+        child is, or reads no more: no write waits for it."""
         own = self._lanes[lane]
         length = own.region.put(feed, RunHead([], seed=seed, seconds=seconds))
         self._write(own.orders, length, number)
@@ -235,6 +253,8 @@ class ConfinedProgram:
             raise EngineDead(f"the process of {self.inspection.name} has ended", retry_after=1.0)
         try:
             head, found = own.region.get(message[0])
+            if head.error is None and found.keys() != self._outputs:
+                raise ModelFileError(f"{self.inspection.name} answers other outputs than it has")
         except ModelFileError as error:
             raise EngineDead(error.message, retry_after=1.0) from None
         try:
@@ -281,7 +301,7 @@ class ConfinedProgram:
             self._child.kill()
 
     def reap(self) -> None:
-        """Wait for the end of a killed child and close its pipes; the regions stay."""
+        """Wait for the end of a killed child and close its pipes; the regions stay, empty."""
         child, self._child = self._child, None
         lanes, self._lanes = self._lanes, []
         if child is not None:
@@ -291,6 +311,7 @@ class ConfinedProgram:
                     assert pipe is not None
                     pipe.close()
         for lane in lanes:
+            lane.region.clear(lane.region.size)
             lane.close()
 
     def close(self) -> None:

@@ -57,10 +57,14 @@ def unnamed_file(*parts: bytes) -> int:
     else:
         with tempfile.TemporaryFile() as made:
             file = os.dup(made.fileno())
-    with os.fdopen(os.dup(file), "wb") as whole:
-        for part in parts:
-            whole.write(part)
-    os.lseek(file, 0, os.SEEK_SET)
+    try:
+        with os.fdopen(os.dup(file), "wb") as whole:
+            for part in parts:
+                whole.write(part)
+        os.lseek(file, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(file)
+        raise
     return file
 
 
@@ -76,8 +80,12 @@ class Region:
     def make(cls, size: int) -> Region:
         """Make a region of at most `size` bytes of arrays; memory is taken as it is written."""
         file = unnamed_file()
-        os.ftruncate(file, HEAD + size)
-        return cls(file, HEAD + size)
+        try:
+            os.ftruncate(file, HEAD + size)
+            return cls(file, HEAD + size)
+        except BaseException:
+            os.close(file)
+            raise
 
     def put(self, arrays: Feed, head: RunHead, start: int = HEAD) -> int:
         """Write arrays behind `start`, and the head; return the head's length. Raises
@@ -107,8 +115,12 @@ class Region:
             if not 0 < length <= HEAD:
                 raise ValueError
             head = _head(self._bytes[:length].tobytes())
-            return head, {one.name: self._view(one) for one in head.tensors}
-        except (ValueError, TypeError):
+            found = [self._view(one) for one in head.tensors]
+            # Views of the same bytes would be copied to more than the region holds.
+            if sum(one.nbytes for one in found) > self.size - HEAD:
+                raise ValueError
+            return head, {one.name: view for one, view in zip(head.tensors, found, strict=True)}
+        except (ValueError, TypeError, OverflowError):
             raise ModelFileError("the process of a program answers what no program does") from None
 
     def _view(self, told: SharedTensor) -> Array:

@@ -15,6 +15,9 @@ from .onnx import Port
 
 Array = npt.NDArray[Any]
 Feed = Mapping[str, Array]
+MOST_RANK = 32
+MOST_SIZE = 2**31
+"""Sizes of a tensor from a client are below it."""
 
 
 def fitting(ports: Mapping[str, Port], inputs: Feed) -> dict[str, Array]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..base.errors import OptionError
 from ..engine.clients.group import EngineGroup
 from ..speech.finding import listens, sees
 from .residents import Residents
@@ -23,7 +24,7 @@ def attach(
     programs: ProgramEngine | None = None,
 ) -> None:
     """Attach the ready engine, or several models': from now on requests are served. `programs`:
-    foreign programs that are served beside it.
+    foreign programs that are served beside it. Raises `OptionError` if one has a model's name.
 
     Imports are local: a server of a text model does without the dependencies of the others.
     """
@@ -45,6 +46,9 @@ def attach(
         from .hearing.ears import HearingRoutes
 
         service.hear_with(HearingRoutes(service, engine))
+    if programs is not None and (both := programs.programs.keys() & set(service.all_names)):
+        why = f"a program and a model would both be served as {min(both)}; name the model otherwise"
+        raise OptionError(why, param="programs")
 
 
 def _run_programs(service: Service, engine: ProgramEngine, *, alone: bool) -> None:

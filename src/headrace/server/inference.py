@@ -90,6 +90,7 @@ class ProgramRoutes:
             owner=CALLER.get().owner,
         )
         outputs = await while_connected(request.receive, work)
+        service.bodies.take(request.scope, sum(one.nbytes for one in outputs.values()))
         many = sum(one.size for one in outputs.values()) > MANY
         write = (said, outputs, name, self.version(program))
         body, length = (
@@ -110,7 +111,6 @@ class ProgramRoutes:
         head = json_length(length, len(body))
         if head > LIGHT:
             (await hands.run(weigh, body[:head])).verify(MOST, "the body")
-        if head > LIGHT or body.find(b'"BYTES"', 0, head) >= 0:
             return await hands.run(read_infer, memoryview(body), length)
         return read_infer(memoryview(body), length)
 
@@ -125,7 +125,12 @@ class ProgramRoutes:
         """Measure and admit a periodic stream."""
         program = self.find(name)
         work = self.engine.open_stream(
-            program, shapes, period=period, deadline=deadline, owner=CALLER.get().owner
+            program,
+            shapes,
+            period=period,
+            deadline=deadline,
+            most=self.service.options.max_body,
+            owner=CALLER.get().owner,
         )
         return _told(await while_connected(request.receive, work))
 

@@ -72,9 +72,10 @@ class Residents:
         (choice,) = read_models([word], replace(first, **plain))
         async with self._turn:
             for name in choice.served:
-                if name in self._service.all_names:
+                if name in self._service.all_names or self._service.runs(name):
+                    kind = "program" if self._service.runs(name) else "model"
                     raise InvalidRequest(
-                        f"{name!r:.200} is a model of this server; give the new one another name, "
+                        f"{name!r:.200} is a {kind} of this server; give the new one another name, "
                         "as in MODEL:name=OTHER",
                         param="model",
                     )

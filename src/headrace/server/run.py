@@ -256,6 +256,8 @@ class ServerProcess:
         finally:
             if service.in_work and engine is not None:
                 await engine.close(0.0)
+                if self._programs is not None:
+                    await self._programs.close()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(service.idle(), LAST_WORDS)
             for server in servers:

@@ -18,21 +18,21 @@ import numpy.typing as npt
 
 from ..base.errors import InvalidRequest
 from ..base.foreign import Undecodable, json_reader
+from ..programs.rows import MOST_RANK, MOST_SIZE
 
 Array = npt.NDArray[Any]
 LENGTH_HEADER = "Inference-Header-Content-Length"
 _INTEGERS = [f"{sign}int{bits}" for sign in ("u", "") for bits in (8, 16, 32, 64)]
 DATATYPES = {"BOOL": "bool", **{name.upper(): name for name in _INTEGERS}}
-DATATYPES |= {"FP16": "float16", "FP32": "float32", "FP64": "float64", "BYTES": "object"}
-"""Datatype → numpy's name; the elements of `BYTES` are `bytes`."""
+DATATYPES |= {"FP16": "float16", "FP32": "float32", "FP64": "float64"}
+"""Datatype → numpy's name. Programs take no `BYTES`."""
 _NAMES = {numpy: name for name, numpy in DATATYPES.items()}
 _JSON: dict[str, tuple[set[type], str]] = {
     "b": ({bool}, "as booleans"),
     "f": ({int, float}, "as numbers"),
-    "O": ({str}, "as strings"),
 }
 """Kind of a numpy type → types of its elements in JSON; others are integers."""
-MOST_TENSORS, MOST_NAME, MOST_RANK = 256, 256, 32
+MOST_TENSORS, MOST_NAME = 256, 256
 MOST_ELEMENTS = 2**48
 _SHARED = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 
@@ -133,7 +133,7 @@ def _array(one: _Input, view: memoryview, at: int, param: str) -> tuple[Array, i
     if one.datatype not in DATATYPES:
         allowed = ", ".join(DATATYPES)
         raise _wrong(f"{param}.datatype", f"datatype {one.datatype!r:.40}; allowed: {allowed}")
-    if len(one.shape) > MOST_RANK or any(not 0 <= dim < 2**31 for dim in one.shape):
+    if len(one.shape) > MOST_RANK or any(not 0 <= dim < MOST_SIZE for dim in one.shape):
         allowed = f"allowed are at most {MOST_RANK} sizes from 0 to 2^31 - 1"
         raise _wrong(f"{param}.shape", f"shape {one.shape!r:.80}; {allowed}")
     # numpy multiplies the sizes of an empty array too.
@@ -155,8 +155,6 @@ def _array(one: _Input, view: memoryview, at: int, param: str) -> tuple[Array, i
 
 def _from_bytes(one: _Input, raw: memoryview, param: str) -> Array:
     count, kind = prod(one.shape), np.dtype(DATATYPES[one.datatype])
-    if kind.kind == "O":
-        return _strings(raw, count, param).reshape(one.shape)
     if (size := count * kind.itemsize) != len(raw):
         due = f"{one.datatype} {one.shape} has {size:,} bytes"
         raise _wrong(param, f"binary_data_size is {len(raw):,}; {due}")
@@ -168,24 +166,6 @@ def _from_bytes(one: _Input, raw: memoryview, param: str) -> Array:
     return flags.view(bool).reshape(one.shape)
 
 
-def _strings(raw: memoryview, count: int, param: str) -> Array:
-    """Read elements, each after its length in four bytes."""
-    if 4 * count > len(raw):
-        raise _wrong(param, f"{count:,} BYTES in {len(raw):,} bytes; a length has four")
-    found, at = np.empty(count, object), 0
-    for place in range(count):
-        length = int.from_bytes(raw[at : at + 4], "little")
-        at, left = at + 4, len(raw) - at - 4
-        if length > left:
-            how = f"has a length of {length:,}; {max(0, left):,} bytes are left"
-            raise _wrong(param, f"element {place} {how}")
-        found[place] = bytes(raw[at : at + length])
-        at += length
-    if at != len(raw):
-        raise _wrong(param, f"{len(raw) - at:,} bytes after the last element")
-    return found
-
-
 def _from_json(one: _Input, param: str) -> Array:
     flat, kind = _flat(one.data, param), np.dtype(DATATYPES[one.datatype])
     if len(flat) != (count := prod(one.shape)):
@@ -194,8 +174,6 @@ def _from_json(one: _Input, param: str) -> Array:
     if kind == np.float16 or set(map(type, flat)) - types:
         how = "only as binary" if kind == np.float16 else how
         raise _wrong(param, f"elements of {one.datatype} come {how}")
-    if kind.kind == "O":
-        flat = [text.encode() for text in flat]
     try:
         with np.errstate(over="ignore"):
             array = np.array(flat, kind)
@@ -238,14 +216,13 @@ def write_outputs(
         datatype, shape = _NAMES[array.dtype.name], list(array.shape)
         told.append({"name": name, "datatype": datatype, "shape": shape})
         if binary:
-            blobs.append(_raw(array))
+            blobs.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
             told[-1]["parameters"] = {"binary_data_size": len(blobs[-1])}
             continue
         if unfit := _unfit(array):
             how = f"has {unfit}, which JSON cannot hold; ask for it with binary_data"
             raise _wrong(f"outputs[{place}]", f"output {name:.80} {how}")
-        flat = array.reshape(-1).tolist()
-        told[-1]["data"] = [one.decode() for one in flat] if array.dtype == object else flat
+        told[-1]["data"] = array.reshape(-1).tolist()
     said = {"model_name": model, "outputs": told}
     said |= {"model_version": version} if version else {}
     said |= {"id": request.id} if request.id else {}
@@ -253,20 +230,8 @@ def write_outputs(
     return b"".join([head, *blobs]), len(head) if blobs else None
 
 
-def _raw(array: Array) -> bytes:
-    if array.dtype != object:
-        return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    flat = array.reshape(-1)
-    return b"".join(part for one in flat for part in (len(one).to_bytes(4, "little"), one))
-
-
 def _unfit(array: Array) -> str:
     """Name what JSON cannot hold; empty if it can hold all."""
-    if array.dtype == object:
-        try:
-            b"\0".join(array.reshape(-1).tolist()).decode()
-        except UnicodeDecodeError:
-            return "bytes that are no UTF-8"
     if array.dtype == np.float16:
         return "FP16"
     return "NaN or an infinity" if array.dtype.kind == "f" and not np.isfinite(array).all() else ""

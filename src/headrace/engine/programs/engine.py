@@ -23,16 +23,16 @@ from ...base.hardware import cpu
 from ...base.names import nearest
 from ...base.shares import Shares
 from ...obs.tasks import TaskWatch
-from ...programs.confined import ConfinedProgram
+from ...programs.confined import MOST_REGION, ConfinedProgram
 from ...programs.inspection import LIMITS, inspected
 from ...programs.inspection import ProgramLimits as ProgramLimits
-from ...programs.rows import Array, Feed, fitting
-from ...programs.runner import shapes_of
+from ...programs.rows import MOST_RANK, MOST_SIZE, Array, Feed, fitting
+from ...programs.runner import Shapes, shapes_of
 from ...sched.deadlines import BATCH, INTERACTIVE, REALTIME, AdmittedStream, PeriodicStream
 from ..clients.face import Health
 from .executor import ProgramExecutor, ProgramRun, ServedProgram
 from .metrics import ProgramMetrics
-from .sequences import Key, ProgramSequence, Sequences
+from .sequences import Key, ProgramSequence, Sequences, unknown
 
 _Ran = Callable[[Feed], Awaitable[dict[str, Array]]]
 WARM_RUNS = 5
@@ -61,8 +61,14 @@ class OpenStream:
     owner: str
     program: ServedProgram
     admitted: AdmittedStream
-    shapes: dict[str, tuple[int, ...]]
+    shapes: Shapes
+    """Shapes of every input of its runs."""
     last: float
+
+    @property
+    def silent_at(self) -> float:
+        """Time at which it has ended if no run comes before."""
+        return self.last + max(SILENT_SECONDS, SILENT_PERIODS * self.admitted.stream.period)
 
 
 class ProgramEngine:
@@ -81,6 +87,7 @@ class ProgramEngine:
         self.phases: dict[str, float] = {}
         self._shares = Shares(MOST_STREAMS, "as many streams are open as are allowed")
         self._loop = asyncio.get_running_loop()
+        self._silence: asyncio.TimerHandle | None = None
         self._draining = False
 
     @classmethod
@@ -169,15 +176,8 @@ class ProgramEngine:
         Raises `InvalidRequest` for inputs that do not fit, and the errors of the executor.
         """
         now = self._loop.time()
-        deadline, admitted = now + timeout, None
-        if stream is not None:
-            opened = self._stream(stream, owner, program)
-            given = {name: value.shape for name, value in inputs.items()}
-            if any(given.get(name, shape) != shape for name, shape in opened.shapes.items()):
-                raise InvalidRequest("the shapes are not those of the stream", param="inputs")
-            opened.last, admitted = now, opened.admitted
-            urgency, deadline = REALTIME, min(deadline, admitted.due(now))
-        elif urgency == REALTIME:
+        opened = None if stream is None else self._stream(stream, owner, program)
+        if opened is None and urgency == REALTIME:
             raise InvalidRequest(
                 "the class realtime is for the runs of an admitted stream; open one first",
                 param="parameters",
@@ -185,14 +185,20 @@ class ProgramEngine:
 
         async def ran(feed: Feed) -> dict[str, Array]:
             fit = fitting(program.confined.inputs, feed)
+            shapes, deadline = shapes_of(program.confined.inputs, fit), now + timeout
+            if opened is not None:
+                if shapes != opened.shapes:
+                    raise InvalidRequest("the shapes are not those of the stream", param="inputs")
+                opened.last = now
+                deadline = min(deadline, opened.admitted.due(now))
             return await self.executor.run(
                 program,
                 fit,
-                shapes_of(program.confined.inputs, fit),
+                shapes,
                 seed=seed,
-                urgency=urgency,
+                urgency=urgency if opened is None else REALTIME,
                 deadline=deadline,
-                admitted=admitted,
+                admitted=None if opened is None else opened.admitted,
                 owner=owner,
             )
 
@@ -214,16 +220,18 @@ class ProgramEngine:
         try:
             async with sequence.turn:
                 if sequence.dropped:
-                    self.sequences.find(key, self._loop.time())
+                    raise unknown(key)
                 found = await ran({**sequence.states, **inputs})
-                for one in program.confined.inspection.states:
-                    sequence.states[one.input] = found.pop(one.output)
+                states = program.confined.inspection.states
+                kept = {one.input: found.pop(one.output) for one in states}
+                if not step.end:
+                    self.sequences.keep(key, sequence, kept)
                 sequence.last = self._loop.time()
         except asyncio.CancelledError:
-            self.sequences.drop(key)
+            self.sequences.drop(key, sequence)
             raise
         if step.end:
-            self.sequences.drop(key)
+            self.sequences.drop(key, sequence)
         return found
 
     # Streams
@@ -235,14 +243,15 @@ class ProgramEngine:
         *,
         period: float,
         deadline: float,
+        most: int = MOST_REGION,
         owner: str = "",
     ) -> OpenStream:
-        """Measure runs with inputs of these shapes, zeros, and admit a stream of them. Raises
-        `InvalidRequest` for shapes that do not fit, `Overloaded` if it is not schedulable."""
-        self.expire()
+        """Measure runs with inputs of these shapes, zeros, and admit a stream of them. `most`:
+        bytes that a request can carry. Raises `InvalidRequest` for shapes that do not fit,
+        `Overloaded` if it is not schedulable."""
         self._shares.take(owner, 1)
         try:
-            feed = _zeros(program, shapes)
+            feed = _zeros(program, shapes, most)
             key = shapes_of(program.confined.inputs, feed)
             for _ in range(WARM_RUNS):
                 await self.executor.run(program, feed, key, seed=0, urgency=BATCH, owner=owner)
@@ -252,10 +261,9 @@ class ProgramEngine:
         except BaseException:
             self._shares.give(owner, 1)
             raise
-        made = OpenStream(
-            secrets.token_hex(8), owner, program, admitted, dict(shapes), self._loop.time()
-        )
+        made = OpenStream(secrets.token_hex(8), owner, program, admitted, key, self._loop.time())
         self.streams[made.id] = made
+        self.expire()
         return made
 
     def _stream(self, name: str, owner: str, program: ServedProgram) -> OpenStream:
@@ -278,12 +286,15 @@ class ProgramEngine:
         self.executor.dismiss(stream.admitted)
 
     def expire(self) -> None:
-        """End streams whose senders are silent."""
+        """End streams whose senders are silent, and come back when the next one may be."""
+        if self._silence is not None:
+            self._silence.cancel()
         now = self._loop.time()
         for stream in list(self.streams.values()):
-            period = stream.admitted.stream.period
-            if now - stream.last > max(SILENT_SECONDS, SILENT_PERIODS * period):
+            if stream.silent_at <= now:
                 self._drop(stream)
+        first = min((one.silent_at for one in self.streams.values()), default=None)
+        self._silence = None if first is None else self._loop.call_at(first, self.expire)
 
     # The engine as a whole
 
@@ -304,24 +315,34 @@ class ProgramEngine:
     async def close(self, drain_seconds: float = 0.0) -> None:
         """Refuse new runs and end the processes."""
         self._draining = True
+        if self._silence is not None:
+            self._silence.cancel()
         await self.executor.close()
 
 
-def _zeros(program: ServedProgram, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
-    """Make inputs of these shapes; of inputs that are left out, such as states, with free
-    dimensions of one."""
+def _zeros(
+    program: ServedProgram, shapes: Mapping[str, tuple[int, ...]], most: int
+) -> dict[str, Array]:
+    """Make inputs of these shapes, of at most `most` bytes in all; those that are left out, such as
+    states, with free dimensions of one."""
     ports = program.confined.inputs
     if strange := sorted(shapes.keys() - ports.keys()):
         wrong = f"input {strange[0]!r:.80} is not known; the inputs are: {', '.join(ports)}"
         raise InvalidRequest(wrong, param="shapes")
-    made = {}
+    made, memory = {}, program.confined.limits.memory
+    left = min(most, memory)
     for name, port in ports.items():
         free = tuple(dim if isinstance(dim, int) else 1 for dim in port.dims or ())
-        shape = shapes.get(name, free)
-        size = 8 * math.prod(shape)
-        if any(dim < 0 for dim in shape) or size > program.confined.limits.memory:
-            wrong = f"input {name:.80} has the shape {list(shape)!r:.80}; allowed are sizes from 0"
-            most = f"whose bytes are at most {program.confined.limits.memory:,}"
-            raise InvalidRequest(f"{wrong}, {most}", param="shapes")
+        shape, room = shapes.get(name, free), left if name in shapes else memory
+        if (
+            len(shape) > MOST_RANK
+            or any(not 0 <= dim < MOST_SIZE for dim in shape)
+            # numpy multiplies the sizes of an empty array too.
+            or (size := math.prod(dim or 1 for dim in shape) * np.dtype(port.type).itemsize) > room
+        ):
+            wrong = f"input {name:.80} has the shape {list(shape[:MOST_RANK])!r:.80}"
+            allowed = f"at most {MOST_RANK} sizes from 0 to 2^31 - 1, and {room:,} bytes"
+            raise InvalidRequest(f"{wrong}; allowed are {allowed}", param="shapes")
+        left -= size if name in shapes else 0
         made[name] = np.zeros(shape, port.type)
     return fitting(ports, made)

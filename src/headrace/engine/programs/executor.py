@@ -10,6 +10,7 @@ loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,6 +39,8 @@ from ...sched.deadlines import (
     TimedWork,
 )
 from .prices import RunPrices
+
+log = logging.getLogger("headrace.programs")
 
 MOST_WAITING = 1024
 """Runs that wait, over all programs; one key may have half of them."""
@@ -83,7 +86,7 @@ class _BusyLane:
     begun: float
     limit: float
     cause: str
-    """Why it has that limit: time, deadline or streams."""
+    """Why it has that limit: time, deadline or streams; late: its deadline was told as missed."""
     timer: asyncio.TimerHandle
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -147,13 +150,12 @@ class ProgramExecutor:
         A caller that is cancelled takes its run back, or has it stopped.
         """
         now = self._loop.time()
-        worth = program.prices.worst if admitted is not None else program.prices.usual
         run = ProgramRun(
             order=next(self._numbers) & 0xFFFFFFFF,
             arrival=now,
             urgency=urgency,
             deadline=deadline,
-            seconds=worth(shapes),
+            seconds=program.prices.usual(shapes),
             lane=None if admitted is None else admitted.lane,
             program=program,
             feed=feed,
@@ -188,6 +190,7 @@ class ProgramExecutor:
         most = max(self.lanes.allowed)
         if run.lane is not None or run.seconds is None or run.seconds <= most:
             return None
+        run.program.prices.refused(run.shapes)
         took, room = f"{run.seconds * 1e3:.1f} ms", f"{max(0.0, most) * 1e3:.1f}"
         return Overloaded(
             f"a run of {took} is too long beside the admitted streams, which leave {room}",
@@ -199,6 +202,9 @@ class ProgramExecutor:
         now = self._loop.time()
         for work in self.queue.hopeless(now):
             assert isinstance(work, ProgramRun)
+            # The length, more than the wait, is why: it is to be measured again.
+            if work.seconds and 2 * work.seconds > work.deadline - work.arrival:
+                work.program.prices.refused(work.shapes)
             self._end(work, _hopeless(work, now), "missed_waiting")
         for lane in range(self.lanes.count):
             while self._busy[lane] is None and (taken := self.queue.take(lane, self.lanes, _ready)):
@@ -259,9 +265,10 @@ class ProgramExecutor:
                 self._end(run, _overran(seconds), "missed_running", seconds)
         elif isinstance(result, RunStopped) and busy.cause != "time" and result.code == "time":
             program.prices.exceeded(run.shapes, seconds)
-            late: HeadraceError = _overran(seconds) if busy.cause == "deadline" else _cut(seconds)
-            outcome = "missed_running" if busy.cause == "deadline" else "blocks_streams"
-            self._end(run, late, outcome, seconds)
+            if busy.cause == "streams":
+                self._end(run, _cut(seconds), "blocks_streams", seconds)
+            else:
+                self._end(run, _overran(seconds), "missed_running", seconds)
         else:
             self._end(run, result, result.code or result.type, seconds)
         self._next()
@@ -292,20 +299,35 @@ class ProgramExecutor:
         for lane, busy in enumerate(self._busy):
             if busy is not None and busy.run is run:
                 run.program.confined.stop(lane, run.order)
-                busy.timer.cancel()
-                busy.timer = self._loop.call_later(GRACE_SECONDS, self._stuck, lane)
+                if self._is_alone(busy):
+                    busy.timer.cancel()
+                    busy.timer = self._loop.call_later(GRACE_SECONDS, self._stuck, lane)
+
+    def _is_alone(self, busy: _BusyLane) -> bool:
+        """Whether no other run goes on in that run's process."""
+        program = busy.run.program
+        return all(one in (None, busy) or one.run.program is not program for one in self._busy)
 
     # Processes
 
     def _stuck(self, lane: int) -> None:
-        """Kill the process of a run that goes on after its limit: one node of it has no end."""
+        """Kill the process of a run that goes on after its limit: one node of it has no end. A
+        deadline, which its sender chose, costs other runs of that process nothing: then it goes on
+        to the program's limit."""
         busy = self._busy[lane]
         assert busy is not None
+        name, run = busy.run.program.name, busy.run
+        words = f"{name} did not stop within {busy.limit:g} s, its limit"
+        last = busy.begun + run.program.confined.limits.seconds + GRACE_SECONDS
+        if busy.cause == "deadline" and not self._is_alone(busy) and self._loop.time() < last:
+            busy.cause, busy.timer = "late", self._loop.call_at(last, self._stuck, lane)
+            if not run.future.done():
+                run.future.set_exception(DeadlineMissed(words))
+            return
         self._free(lane)
         seconds = self._loop.time() - busy.begun
-        name = busy.run.program.name
-        words = f"{name} did not stop within {busy.limit:g} s, its limit, and was killed"
-        if busy.cause == "deadline":
+        words += ", and was killed"
+        if busy.cause in ("deadline", "late"):
             self._end(busy.run, DeadlineMissed(words), "missed_running", seconds)
         else:
             self._end(busy.run, RunStopped(words, code="time"), "killed", seconds)
@@ -344,7 +366,6 @@ class ProgramExecutor:
                 self._end(work, error, error.code or error.type)
 
     async def _replace(self, program: ServedProgram) -> None:
-        await asyncio.to_thread(program.confined.reap)
         while True:
             if program.deaths > QUICK_DEATHS:
                 pause = 0.5 * 2.0 ** min(10, program.deaths - QUICK_DEATHS)
@@ -353,8 +374,10 @@ class ProgramExecutor:
             if self._closed:
                 return
             try:
+                await asyncio.to_thread(program.confined.reap)
                 await asyncio.to_thread(program.confined.start)
-            except (HeadraceError, OSError) as error:
+            except Exception as error:
+                log.exception("the process of %s does not start again", program.name)
                 program.deaths += 1
                 why = f"the process of {program.name} does not start again: {error}"
                 self._refuse(program, EngineDead(why, retry_after=LONGEST_PAUSE))

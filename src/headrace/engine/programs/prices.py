@@ -10,6 +10,8 @@ MOST_BUCKETS = 256
 """Sets of shapes whose lengths are kept: those used last."""
 NEWEST = 0.1
 """Weight of the newest run in the usual length."""
+PROBED = 0.9
+"""Factor of the usual length with each run that it refuses."""
 FORGOTTEN = 0.01
 """Share of its distance to the usual length that the worst one loses with each run."""
 
@@ -35,9 +37,15 @@ class RunPrices:
         found[1] = max(seconds, found[1] - FORGOTTEN * (found[1] - found[0]))
 
     def exceeded(self, shapes: Shapes, seconds: float) -> None:
-        """Note that a run was stopped after `seconds`."""
-        usual, worst = self._buckets.get(shapes) or (0.0, 0.0)
-        self._buckets[shapes] = [max(seconds, usual), max(seconds, worst)]
+        """Note that a run was stopped after `seconds`: it takes at least as long."""
+        own = self._buckets.get(shapes)
+        self.observe(shapes, max(seconds, own[0]) if own else seconds)
+
+    def refused(self, shapes: Shapes) -> None:
+        """Lower the usual length by which a run was refused, so that some later one is begun and
+        measures it anew."""
+        if found := self._bucket(shapes):
+            found[0] *= PROBED
 
     def usual(self, shapes: Shapes) -> float | None:
         """Return the usual length; None: not known."""
@@ -53,9 +61,12 @@ class RunPrices:
         return max((one[1] for one in self._buckets.values() if one), default=0.0)
 
     def _of(self, shapes: Shapes, which: int) -> float | None:
-        """Return the value of the bucket, else the least of those as large in every dimension."""
-        own = self._buckets.get(shapes)
-        if own:
-            return own[which]
+        found = self._bucket(shapes, which)
+        return found[which] if found else None
+
+    def _bucket(self, shapes: Shapes, which: int = 0) -> list[float] | None:
+        """Return the bucket, else the least of those as large in every dimension."""
+        if own := self._buckets.get(shapes):
+            return own
         covering = (one for key, one in self._buckets.items() if one and covers(key, shapes))
-        return min((one[which] for one in covering), default=None)
+        return min(covering, key=lambda one: one[which], default=None)

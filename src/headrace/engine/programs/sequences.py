@@ -31,12 +31,20 @@ class ProgramSequence:
 
     states: dict[str, Array]
     last: float
+    taken: int = 0
+    """Bytes of its states, as they are counted."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     dropped: bool = False
 
-    @property
-    def bytes(self) -> int:
-        return sum(one.nbytes for one in self.states.values())
+
+def unknown(key: Key) -> InvalidRequest:
+    """Return the error of a step whose sequence is not there."""
+    return InvalidRequest(
+        f"sequence {key[2]:.80} is not known: it has ended, was silent for "
+        f"{SILENT_SECONDS:.0f} s, or its first request lacked sequence_start",
+        param="parameters",
+        code="sequence_unknown",
+    )
 
 
 def zeros(states: tuple[StateTensor, ...]) -> dict[str, Array]:
@@ -70,7 +78,7 @@ class Sequences:
         made = ProgramSequence(zeros(states), now)
         self._places.take(key[0], 1)
         try:
-            self._bytes.take(key[0], made.bytes)
+            self._account(key, made, made.states)
         except BaseException:
             self._places.give(key[0], 1)
             raise
@@ -82,23 +90,31 @@ class Sequences:
         self.expire(now)
         found = self._kept.get(key)
         if found is None:
-            raise InvalidRequest(
-                f"sequence {key[2]:.80} is not known: it has ended, was silent for "
-                f"{SILENT_SECONDS:.0f} s, or its first request lacked sequence_start",
-                param="parameters",
-                code="sequence_unknown",
-            )
+            raise unknown(key)
         found.last = now
         self._kept.move_to_end(key)
         return found
 
-    def drop(self, key: Key) -> None:
-        """Forget a sequence, if it is there."""
-        found = self._kept.pop(key, None)
-        if found is not None:
+    def keep(self, key: Key, sequence: ProgramSequence, states: dict[str, Array]) -> None:
+        """Replace a sequence's states, unless it was dropped. Raises `Overloaded`, and then the
+        old ones stay."""
+        if not sequence.dropped:
+            self._account(key, sequence, states)
+            sequence.states = states
+
+    def _account(self, key: Key, sequence: ProgramSequence, states: dict[str, Array]) -> None:
+        due = sum(one.nbytes for one in states.values())
+        self._bytes.take(key[0], due - sequence.taken)
+        sequence.taken = due
+
+    def drop(self, key: Key, sequence: ProgramSequence | None = None) -> None:
+        """Forget the sequence of this key, if it is there; `sequence`: only if it is this one."""
+        found = self._kept.get(key)
+        if found is not None and sequence in (None, found):
+            del self._kept[key]
             found.dropped = True
             self._places.give(key[0], 1)
-            self._bytes.give(key[0], found.bytes)
+            self._bytes.give(key[0], found.taken)
 
     def expire(self, now: float) -> None:
         """Forget sequences that were silent for too long; one whose run goes on is not silent."""
