@@ -33,6 +33,9 @@ LOOK_SECONDS = 0.25
 GRACE_SECONDS = 0.5
 """Seconds in which requests that have chosen a model reach its engine."""
 
+LONGEST_SECONDS = 100 * 365.25 * 86400.0
+"""Longest rest that is counted: later dates cannot be written."""
+
 
 class Residents:
     """The models of one server, loaded or at rest."""
@@ -163,12 +166,10 @@ class Residents:
 
 
 def kept_seconds(keep_alive: Any) -> float:
-    """Return the seconds of Ollama's `keep_alive`: a number of them, or a text as `5m`; below 0:
-    infinity. Raises `InvalidRequest`."""
+    """Return the seconds of Ollama's `keep_alive`: a number of them, or a text as `5m`; below 0
+    or above a century: infinity. Raises `InvalidRequest`."""
     if isinstance(keep_alive, bool) or not isinstance(keep_alive, int | float | str):
         raise InvalidRequest("keep_alive must be seconds, or a time as in 5m", param="keep_alive")
     text = str(keep_alive).strip()
-    if text.startswith("-"):
-        kept_seconds(text[1:])
-        return math.inf
-    return parse_seconds(text, "keep_alive", bare=True)
+    seconds = parse_seconds(text.removeprefix("-"), "keep_alive", bare=True)
+    return math.inf if text.startswith("-") or seconds > LONGEST_SECONDS else seconds
