@@ -9,8 +9,10 @@ import pytest
 from engine_fakes import RAISE, FakeWorker, continuation
 from test_core import POOL, Clock, LateExecutor, closed_executors, request, tokens_of
 
+from headrace.base.encodings import EncoderShape, SealedHandle
 from headrace.base.errors import EngineDead
 from headrace.base.request import SequenceDelta
+from headrace.base.spec import InputSpan
 from headrace.base.step import StepPlan, StepResult
 from headrace.engine.loop.core import EngineCore
 from headrace.engine.loop.executor import StepFuture
@@ -18,6 +20,8 @@ from headrace.engine.loop.lane import Lane
 from headrace.kv import KvManager
 from headrace.obs.flight import FlightRecorder
 from headrace.sched import Limits, Scheduler
+from headrace.sched.encodings import Encodings
+from headrace.sched.price import MixedPrices
 
 assert closed_executors  # A fixture that closes what `make` opens.
 
@@ -161,6 +165,48 @@ def test_a_model_leaves_and_another_comes() -> None:
     assert tokens_of(run(core)[2], "b") == continuation([3, 4], 5)
     assert len(core.lanes) == 2
     assert log
+
+
+class EncodingWorker(FakeWorker):
+    """Has an encoder, whose slices do nothing; text is as of the fake."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = super().execute(plan.first_part())
+        result.tokens += [[] for _ in plan.rows[plan.texts :]]
+        return replace(result, seconds=0.5, encoding=0.5 if plan.parts else 0.0)
+
+
+@pytest.mark.parametrize("other", [0, 5])
+def test_a_step_may_only_encode(other: int) -> None:
+    """A picture or a sound at the start of a prompt: no token of text is computed with it."""
+    core, _ = make()
+    limits = Limits(rows=8, step_tokens=32, max_context=200, max_waiting=100)
+    prices = MixedPrices(lambda tokens: 1e-3 * tokens, lambda units: 1.0 * units)
+    encodings = Encodings(EncoderShape(slices=5, width=1, bound=160), prices)
+    executor = LateExecutor(EncodingWorker(), Clock())
+    core.join(2, Lane(Scheduler(limits, KvManager(POOL), encodings=encodings), executor))
+    seen = request("seen", [1, 2, 3, 4, 5, 6], 4)
+    span = InputSpan(0, 4, "sound", b"d", SealedHandle(0, 0, b"name", 1, 1), units=4)
+    seen.spec = replace(seen.spec, inputs=(span,))
+    core.add(seen, 2)
+    if other:
+        core.add(request("a", [1, 2], other), 1)
+    found = run(core)
+    assert tokens_of(found[2], "seen") == continuation([1, 2, 3, 4, 5, 6], 4)
+    assert len(tokens_of(found[1], "a")) == other
+
+
+def test_the_last_model_has_its_full_steps_again() -> None:
+    """The other one left while it was the last to have had a small step."""
+    core, _ = make()
+    core.add(request("a", [1] * 100, 2))
+    core.add(request("b", [1, 2], 2), 1)
+    while core.lanes[1].has_work:
+        core.step()
+    assert core.first.scheduler.room.shared is not None
+    core.leave(1)
+    assert core.first.scheduler.room.shared is None
+    run(core)
 
 
 def test_the_flight_recorder_says_whose_steps_they_were() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -10,18 +11,30 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from engine_fakes import FAKE, OPTIONS, RAISE, continuation
+from engine_fakes import FAKE, HOLD_START, OPTIONS, RAISE, continuation
 from engine_waits import until
 
 from headrace import LLM
 from headrace.base.config import EngineOptions
-from headrace.base.errors import DoesNotFit, EngineDead, EngineFault, Overloaded
+from headrace.base.errors import DoesNotFit, EngineDead, EngineFault, InvalidRequest, Overloaded
+from headrace.base.modelfiles import ModelFiles
 from headrace.base.sampling import SamplingParams
 from headrace.base.several import ModelChoice
+from headrace.engine import messages
 from headrace.engine.clients.async_engine import AsyncEngine
 from headrace.engine.clients.group import EngineGroup
+from headrace.engine.clients.operations import Asleep
 from headrace.engine.clients.supervision import Supervision
+from headrace.engine.loop.several import Models
+from headrace.engine.messages import Configure, WireFiles, WireModel
+from headrace.loader import open_model
+from headrace.obs.flight import FlightRecorder
+from headrace.server.app import create_app
+from headrace.server.attaching import attach
+from headrace.server.residents import Residents
+from headrace.server.service import Service
 from tiny import bytewise
 from tiny import encoder as encoders
 from tiny.encoder import write_modules
@@ -202,3 +215,225 @@ async def test_closing_ends_what_is_in_work(fakes: EngineGroup) -> None:
             reasons = [delta.finish_reason async for delta in stream]
             assert reasons[-1] in ("abort", "length")
     assert not any(member.in_work() for member in fakes.members.values())
+
+
+def three(folders: list[Path]) -> ModelChoice:
+    return ModelChoice(EngineOptions(**{**OPTIONS, "model": str(folders[1])}), ("three",))
+
+
+async def test_no_model_is_loaded_while_the_engine_sleeps(
+    fakes: EngineGroup, folders: list[Path], notes: Path
+) -> None:
+    """And a question that nobody can answer any more ends."""
+    await fakes.operations.sleep(1)
+    with pytest.raises(Asleep):
+        await fakes.load(three(folders))
+    await fakes.operations.wake()
+    (notes / HOLD_START).touch()
+    loading = asyncio.ensure_future(fakes.load(three(folders)))
+    await until(lambda: fakes._asked, "the engine process was asked")
+    await fakes.operations.sleep(2)
+    with pytest.raises(EngineDead):
+        await loading
+    (notes / HOLD_START).unlink()
+    await fakes.unload(1)
+    assert fakes.operations.asleep == 2, "what goes moves nothing of the others"
+    await fakes.operations.wake()
+    assert list(fakes.members) == [0]
+    (notes / HOLD_START).touch()
+    loading = asyncio.ensure_future(fakes.load(three(folders)))
+    await until(lambda: fakes._asked, "the engine process was asked")
+    await fakes.close()
+    with pytest.raises(EngineDead):
+        await loading
+
+
+async def test_a_model_may_go_while_the_engine_comes_back(
+    folders: list[Path], supervision: Supervision, notes: Path
+) -> None:
+    chosen = [*choices(folders[:2]), three(folders)]
+    group = await EngineGroup.start(chosen, supervision=supervision, worker=FAKE)
+    try:
+        (notes / HOLD_START).touch()
+        first = group.first.engine_pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: group.first.engine_pid not in (first, None), "the next one starts")
+        # It is told of all three, and one of them goes before it is ready.
+        await until(lambda: group._supervisor._configured, "configured")
+        leaving = asyncio.ensure_future(group.unload(1))
+        await until(lambda: 1 not in group.members, "it has gone")
+        (notes / HOLD_START).unlink()
+        await leaving
+        assert [member.metrics.up for member in group.members.values()] == [1.0, 1.0]
+    finally:
+        await group.close()
+
+
+async def test_a_model_begins_without_the_restarts_before_it(
+    fakes: EngineGroup, folders: list[Path]
+) -> None:
+    first = fakes.first.engine_pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: fakes.first.health().restarts and fakes.first.health().ready, "restarted")
+    number = await fakes.load(three(folders))
+    assert fakes.members[number]._restarts == 1
+
+
+@pytest.mark.parametrize("place", ["finish", "open"])
+def test_a_fault_of_a_new_model_is_not_the_others(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    def faulty(*given: Any) -> Any:
+        raise ValueError("it is broken")
+        yield
+
+    def opened(files: WireFiles) -> ModelFiles:
+        if place == "open" and opening:
+            raise ValueError("it is broken")
+        return files.open()
+
+    opening: list[int] = []
+    one, two = choices(folders[:2])
+    wires = [WireFiles.of(open_model(choice.options.model)) for choice in (one, two)]
+    models = Models.start(
+        Configure(one.options, wires[0], str(tmp_path)),
+        opened,
+        worker=FAKE,
+        flight=FlightRecorder(records=8),
+        on_phase=lambda name, seconds: None,
+    )
+    try:
+        opening.append(1)
+        if place == "finish":
+            monkeypatch.setattr("headrace.engine.loop.several.finish", faulty)
+        told = models.load(WireModel(1, two.options, wires[1]), opened)
+        done = [] if told is None else [told]
+        while not done:
+            done = models.turn()
+        assert done[0].error is not None
+        assert "it is broken" in done[0].error.message
+        assert list(models.built) == list(models.core.lanes) == [0]
+        assert not models.busy
+        assert not models._loading
+        opening.clear()
+        monkeypatch.undo()
+        assert models.load(WireModel(2, two.options, wires[1]), opened) is None
+        asked = models.operate(messages.Operate(1, "start_profile", ""))
+        assert asked.error is not None, "a model is on its way"
+        while not (done := models.turn()):
+            pass
+        assert done[0].error is None
+        assert models.unload(2).error is None
+        assert models.operate(messages.Operate(2, "start_profile", "")).error is None
+        told = models.load(WireModel(3, two.options, wires[1]), opened)
+        assert told is not None
+        assert told.error is not None
+        assert "profile" in told.error.message
+    finally:
+        models.close()
+        gc.unfreeze()  # What the models froze is this process's.
+
+
+@pytest.fixture
+async def served(
+    fakes: EngineGroup, folders: list[Path], notes: Path
+) -> AsyncIterator[tuple[Service, Residents, httpx.AsyncClient]]:
+    """The server of both models, the second of which rests."""
+    app = create_app()
+    service = app.state.service
+    attach(service, fakes)
+    residents = service.residents
+    assert isinstance(residents, Residents)
+    await residents.unload("two", rest=True)
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=300
+    ) as client:
+        yield service, residents, client
+
+
+async def test_a_wait_that_ends_early_leaves_no_model_unreachable(
+    served: tuple[Service, Residents, httpx.AsyncClient], fakes: EngineGroup, notes: Path
+) -> None:
+    service, residents, _ = served
+    (notes / HOLD_START).touch()
+    waiting = asyncio.ensure_future(residents.wanted("two"))
+    await until(lambda: fakes._asked, "the engine process was asked")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    (notes / HOLD_START).unlink()
+    await until(lambda: not residents.resting, "it is loaded")
+    two = service.choose("two").engine
+    assert (await two.generate([65, 66], greedy(5))).outputs[0].token_ids == continuation(
+        [65, 66], 5
+    )
+
+
+async def test_what_only_reads_loads_no_resting_model(
+    served: tuple[Service, Residents, httpx.AsyncClient],
+) -> None:
+    _, residents, client = served
+    for path in ("/v1/models/two", "/v2/models/two", "/v2/models/two/ready"):
+        assert (await client.get(path)).status_code == 200, path
+    assert (await client.post("/api/show", json={"model": "two"})).status_code == 200
+    stop = {"model": "two", "keep_alive": 0}
+    for path in ("/api/generate", "/api/chat"):
+        reply = await client.post(path, json=stop)
+        assert reply.json()["done_reason"] == "unload"
+    assert [one.names for one in residents.resting] == [["two"]]
+    body = {"model": "two", "prompt": "a", "max_tokens": 3}
+    reply = await client.post("/invocations", json=body)
+    assert (reply.status_code, reply.json()["model"]) == (200, "two")
+    assert not residents.resting
+
+
+async def test_a_rest_counts_from_the_last_request(
+    served: tuple[Service, Residents, httpx.AsyncClient],
+) -> None:
+    """Of whatever interface; and an operator who was faster does not end the habit."""
+    service, residents, client = served
+    await residents.wanted("two")
+    two = service.choose("two")
+    residents.keep(two, 1000.0)
+    residents._used[two] -= 900.0
+    assert residents.expires_in(two) < 101
+    body = {"model": "two", "prompt": "a", "max_tokens": 3}
+    assert (await client.post("/v1/completions", json=body)).status_code == 200
+    assert residents.expires_in(two) > 500
+    async with residents._turn:
+        unloading = asyncio.ensure_future(residents.unload("two"))
+        await asyncio.sleep(0)
+        residents.keep(two, 0)
+        watching = asyncio.ensure_future(residents.watch())
+        await until(lambda: len(residents._turn._waiters or ()) == 2, "both wait")
+    await unloading
+    residents._keep[service] = 1e9  # Looked at in each round.
+    residents._used[service] = 0.0
+    residents._numbers.pop(service)
+    await until(lambda: watching.done() or residents._used[service], "it looks again")
+    assert not watching.done()
+    watching.cancel()
+
+
+async def test_adapters_of_a_further_model_are_its_own(
+    served: tuple[Service, Residents, httpx.AsyncClient], fakes: EngineGroup
+) -> None:
+    service, residents, client = served
+    await residents.wanted("two")
+    body = {"lora_name": "river", "lora_path": "/nowhere", "model": "nobody"}
+    reply = await client.post("/v1/load_lora_adapter", json=body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (404, "model")
+    two = service.choose("two")
+    number = residents.number(two)
+    book = fakes.members[number].adapters
+    book.add(book.new("river", "/nowhere", "two"))
+    assert service.choose("river") is two
+    refused = await client.post("/v1/load_lora_adapter", json={**body, "model": "one"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_name")
+    with pytest.raises(InvalidRequest, match="adapter"):
+        await residents.load(f"{two.engine.files.path}:name=river")
+    reply = await client.post("/v1/unload_lora_adapter", json={"lora_name": "river"})
+    assert reply.status_code == 200, reply.text
+    assert service.choose("river") is service

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from server_fake import FakeEngine
 from headrace.base.config import ServerOptions
 from headrace.server.app import Application, create_app
 from headrace.server.keys import Key, hash_of, new_key, write_keys
+from headrace.server.residents import kept_seconds
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = {"model": "fake", "messages": MESSAGES, "options": {"num_predict": 5}}
@@ -233,3 +235,17 @@ async def test_the_gate_refuses_in_the_same_shape(tmp_path: Any, engine: FakeEng
         assert isinstance(reply.json()["error"], str)
         headers = {"authorization": f"Bearer {key}"}
         assert (await client.get("/api/tags", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("text", ["-" * 5000, "a" * 50_000, "9" * 33, "--1", "-", "", "soon"])
+def test_a_foreign_keep_alive_is_refused(server: Running, text: str) -> None:
+    body = CHAT | {"keep_alive": text, "stream": False}
+    reply = httpx.post(f"{server.url}/api/chat", json=body)
+    assert (reply.status_code, "keep_alive" in reply.text) == (400, True), reply.text
+
+
+def test_a_keep_alive_of_centuries_is_for_ever() -> None:
+    """A date so far away could not be written in `/api/ps`."""
+    for text in (1e12, "1e12", "1e300h", -1, "-5m"):
+        assert kept_seconds(text) == math.inf
+    assert (kept_seconds("5m"), kept_seconds(7), kept_seconds(1e9)) == (300.0, 7.0, 1e9)

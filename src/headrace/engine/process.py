@@ -148,7 +148,7 @@ def accept(
     """Take one message of the API process."""
     match message:
         case messages.LoadModel(model):
-            if (done := models.load(model, opened(model.files))) is not None:
+            if (done := models.load(model, opened)) is not None:
                 channel.send(done)
         case messages.UnloadModel(number):
             channel.send(models.unload(number))

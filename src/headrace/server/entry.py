@@ -6,6 +6,7 @@ connection, but no place in the engine's queue.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -19,9 +20,11 @@ from .service import Service, of
 Model = TypeVar("Model", bound=BaseModel)
 
 
-async def entered(request: Request, model: type[Model]) -> tuple[Service, Model]:
-    """Return the service of the model that the body names (`Service.choose`), and the parsed body,
-    with the request in work (`Service.enter`).
+async def entered(
+    request: Request, model: type[Model], *, wakes: Callable[[Model], bool] = lambda body: True
+) -> tuple[Service, Model]:
+    """Return the service of the model that the body names (`chosen`), and the parsed body, with the
+    request in work (`Service.enter`). `wakes`: whether this body loads a model that rests.
 
     Raises the errors of `Service.check_open`, `body.read_model` and `Service.enter`.
     """
@@ -29,9 +32,21 @@ async def entered(request: Request, model: type[Model]) -> tuple[Service, Model]
     # Parsing runs Python code per message of a conversation, so it runs off the event loop.
     parsed = await service.hands.beside(parse, body, model)
     named = getattr(parsed, "model", None) or getattr(parsed, "name", None)
-    if named and service.residents is not None:
-        await service.residents.wanted(named)
-    return service.choose(named), parsed
+    if not wakes(parsed):
+        return service.choose(named, resting=True), parsed
+    return await chosen(service, named), parsed
+
+
+async def chosen(service: Service, name: str | None) -> Service:
+    """Return the service of the model of this name (`Service.choose`), loaded again if it rests."""
+    residents = service.residents
+    if residents is None:
+        return service.choose(name)
+    if name:
+        await residents.wanted(name)
+    found = service.choose(name)
+    residents.used(found)
+    return found
 
 
 async def entered_raw(request: Request) -> tuple[Service, bytearray]:

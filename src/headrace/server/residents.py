@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,9 @@ LOOK_SECONDS = 0.25
 """Seconds between two looks at the models whose time is up."""
 GRACE_SECONDS = 0.5
 """Seconds in which requests that have chosen a model reach its engine."""
+
+LONGEST_SECONDS = 100 * 365.25 * 86400.0
+"""Longest rest that is counted: later dates cannot be written."""
 
 
 class Residents:
@@ -79,6 +83,8 @@ class Residents:
                         "as in MODEL:name=OTHER",
                         param="model",
                     )
+                if self._service.with_adapter(name) is not None:
+                    raise InvalidRequest(f"{name!r:.200} is an adapter's name", param="model")
             return await self._load(choice, self._service.beside())
 
     async def _load(self, choice: ModelChoice, service: Service) -> Service:
@@ -114,23 +120,31 @@ class Residents:
                 )
             self._service.models.remove(service)
             self._keep.pop(service, None)
+            self._used.pop(service, None)
             if rest:
                 self.resting.append(service)
+            else:
+                del self._chosen[service]
             await asyncio.sleep(GRACE_SECONDS)
             seconds = self._service.options.drain_seconds
             await self._group.unload(self._numbers.pop(service), seconds)
 
     async def wanted(self, name: str) -> None:
         """Load the model of this name again if it rests. Raises as `load`."""
-        if self._resting(name) is None:
-            return
+        if self.at_rest(name) is not None:
+            # An errand: it goes on for others if this caller leaves.
+            loading = self._service.tasks.errand("load model", self._wake(name))
+            await asyncio.shield(loading)
+
+    async def _wake(self, name: str) -> None:
         async with self._turn:
-            service = self._resting(name)
+            service = self.at_rest(name)
             if service is not None:  # Another caller may have loaded it meanwhile.
                 await self._load(self._chosen[service], service)
                 self.resting.remove(service)
 
-    def _resting(self, name: str) -> Service | None:
+    def at_rest(self, name: str) -> Service | None:
+        """Return the service of a resting model."""
         spelt = {name, name.removesuffix(":latest")}
         return next((one for one in self.resting if spelt & set(one.names)), None)
 
@@ -139,9 +153,13 @@ class Residents:
     def keep(self, service: Service, seconds: float) -> None:
         """Let a model rest so many seconds after its last request; infinity: it stays."""
         self._keep.pop(service, None)
-        if service is not self._service and math.isfinite(seconds):
+        if service in self._service.models[1:] and math.isfinite(seconds):
             self._keep[service] = seconds
             self._used[service] = time.monotonic()
+
+    def used(self, service: Service) -> None:
+        """Note that a request has come for a model."""
+        self._used[service] = time.monotonic()
 
     def expires_in(self, service: Service) -> float:
         """Return the seconds after which a model rests if no request comes; infinity: it stays."""
@@ -160,16 +178,15 @@ class Residents:
                 if number is None or self._group.members[number].in_work():
                     self._used[service] = now
                 elif now - self._used[service] >= max(GRACE_SECONDS, self._keep[service]):
-                    await self.unload(service.name, rest=True)
+                    with suppress(ModelNotFound):  # An operator was faster.
+                        await self.unload(service.name, rest=True)
 
 
 def kept_seconds(keep_alive: Any) -> float:
-    """Return the seconds of Ollama's `keep_alive`: a number of them, or a text as `5m`; below 0:
-    infinity. Raises `InvalidRequest`."""
+    """Return the seconds of Ollama's `keep_alive`: a number of them, or a text as `5m`; below 0
+    or above a century: infinity. Raises `InvalidRequest`."""
     if isinstance(keep_alive, bool) or not isinstance(keep_alive, int | float | str):
         raise InvalidRequest("keep_alive must be seconds, or a time as in 5m", param="keep_alive")
     text = str(keep_alive).strip()
-    if text.startswith("-"):
-        kept_seconds(text[1:])
-        return math.inf
-    return parse_seconds(text, "keep_alive", bare=True)
+    seconds = parse_seconds(text.removeprefix("-"), "keep_alive", bare=True)
+    return math.inf if text.startswith("-") or seconds > LONGEST_SECONDS else seconds

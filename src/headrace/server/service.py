@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, MutableMapping, Sequence
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import TypeIs
 
@@ -30,7 +30,7 @@ from ..text import encode_between
 from .body import BodiesInFlight
 from .caller import named
 from .decoders import Decoders
-from .faces import Ears, ProgramsFace, Voices
+from .faces import Ears, ProgramsFace, Resting, Voices
 from .hands import Hands
 from .speech import Speech
 
@@ -57,19 +57,6 @@ KEEP_ALIVE = 15.0
 """Seconds of silence after which a stream begins with a comment, or sends another one."""
 DRAIN_RETRY = 2.0
 """Seconds after which a client of a draining server should retry (elsewhere)."""
-
-
-class Resting(Protocol):
-    """Models that come and go: `residents.Residents`."""
-
-    resting: list[Service]
-
-    async def load(self, word: str) -> Service: ...
-    async def unload(self, name: str, *, rest: bool = False) -> None: ...
-    async def wanted(self, name: str) -> None: ...
-    def keep(self, service: Service, seconds: float) -> None: ...
-    def expires_in(self, service: Service) -> float: ...
-    async def watch(self) -> None: ...
 
 
 class Entrance:
@@ -294,9 +281,14 @@ class Service:
         resting = [] if self.residents is None else self.residents.resting
         return [name for one in (*self.models, *resting) for name in one.names]
 
-    def choose(self, name: str | None) -> Service:
+    def choose(self, name: str | None, *, resting: bool = False) -> Service:
         """Return the service of the model, or of the model with the adapter, of this name. Without
-        a name it is this one, and for an unknown one too: `check_model` refuses that."""
+        a name it is this one, and for an unknown one too: `check_model` refuses that. `resting`:
+        also of one at rest, which can be described and cannot answer."""
+        if name and resting and self.residents is not None:
+            found = self.residents.at_rest(name)
+            if found is not None:
+                return found
         if name and len(self.models) > 1:
             for spelt in (name, name.removesuffix(":latest")):
                 for one in self.models:
@@ -362,9 +354,18 @@ class Service:
         return name if name and name not in self.names and name in loaded else None
 
     def check_new_name(self, name: str) -> None:
-        """Raise `InvalidRequest` if a new adapter would have the model's name."""
+        """Raise `InvalidRequest` if a new adapter would have the name of a model, or of another
+        model's adapter."""
         if name in self.all_names:
             raise InvalidRequest(f"the name {name[:200]!r} is a model's", param="lora_name")
+        if self.with_adapter(name) not in (None, self):
+            raise InvalidRequest(
+                f"the name {name[:200]!r} is an adapter's of another model", param="lora_name"
+            )
+
+    def with_adapter(self, name: str) -> Service | None:
+        """Return the service of the loaded model that has an adapter of this name."""
+        return next((one for one in self.models if one.adapter(name)), None)
 
     def check_model(self, name: str | None, *, adapters: bool = False) -> None:
         """Raise `ModelNotFound` unless `name` is absent or the served model's, or with `adapters`

@@ -73,6 +73,7 @@ class AsyncEngine:
         """Use `start`. `number`, `name`, `operations`: in a server of several models, this one's in
         messages and in metrics, and the server's."""
         self.tasks = tasks
+        self._number = number
         files = model.files
         self.options = options
         self.files = files
@@ -104,7 +105,7 @@ class AsyncEngine:
         self._most = self.rows + options.max_waiting
         self._draining = ""
         """Reason why new requests are refused for good."""
-        self._restarts = 0
+        self._restarts = supervisor.restarts
         """The supervisor's restarts when the current engine process became ready."""
         self._subscribers: list[Callable[[StepStats], None]] = []
         self._reports: list[asyncio.Future[messages.Report]] = []
@@ -334,7 +335,8 @@ class AsyncEngine:
         restarts = self._supervisor.restarts  # Waking from deep sleep is not counted.
         self.metrics.begun(after_failure=restarts > self._restarts)
         self._restarts = restarts
-        self.operations.ready()
+        if not self._number:  # What is common to all models follows the first.
+            self.operations.ready()
         self._loads.again()
         self._work.send_held()
         self._note_phases()
@@ -383,7 +385,8 @@ class AsyncEngine:
                 waiting.set_exception(error)
         self._reports.clear()
         self._loads.fail(error)
-        self.operations.fail(error)
+        if not self._number:
+            self.operations.fail(error)
 
     # Adapters
 

@@ -23,7 +23,7 @@ from ..messages import Configure, WireFiles, WireModel
 from .async_engine import AsyncEngine
 from .opening import OpenModel, open_for_serving
 from .operations import Operations
-from .supervision import Supervision
+from .supervision import State, Supervision
 from .supervisor import Supervisor
 
 
@@ -188,7 +188,8 @@ class EngineGroup:
                     member.receive(inner)
             case messages.Ready():
                 for number, ready in {0: message, **message.beside}.items():
-                    self.members[number].receive(ready)
+                    if (member := self.members.get(number)) is not None:
+                        member.receive(ready)
             case messages.ThreadNews():
                 for member in self.members.values():
                     member.receive(message)
@@ -209,16 +210,21 @@ class EngineGroup:
             else:
                 waiting.set_exception(done.error.error())
 
-    def _down(self, kind: str, error: EngineDead) -> None:
+    def _forget_questions(self, error: EngineDead) -> None:
+        """End the questions about models: nobody will answer them."""
         self._coming.clear()
-        for waiting in self._asked.values():
+        asked, self._asked = self._asked, {}
+        for waiting in asked.values():
             if not waiting.done():
                 waiting.set_exception(error)
-        self._asked.clear()
+
+    def _down(self, kind: str, error: EngineDead) -> None:
+        self._forget_questions(error)
         for member in self.members.values():
             member.down(kind, error)
 
     def _end_all(self, error: EngineDead) -> None:
+        self._forget_questions(error)
         for member in self.members.values():
             member.end_all(error)
 
@@ -228,12 +234,14 @@ class EngineGroup:
         """Load a model beside those that are served; return its number.
 
         Raises what a start raises: `DoesNotFit` with the bytes that lack, `OptionError` for a name
-        that is in use, and `EngineDead`.
+        that is in use, `Asleep`, and `EngineDead`.
         """
+        self.operations.check_awake()
         choice.options.verify()
         check_together([*self._whole(), choice])
         model = await open_for_serving(choice.options, progress, lambda files: None)
         check_together([*self._whole(), choice])
+        self.operations.check_awake()
         number = next(self._numbers)
         wire = WireModel(number, choice.options, WireFiles.of(model.files), choice.weight)
         self._coming[number] = choice, model
@@ -263,8 +271,8 @@ class EngineGroup:
             except InvalidRequest:
                 return  # A new engine process does not have it.
             except EngineDead:
-                if not self._supervisor.alive:
-                    return
+                if not self._supervisor.alive or self._supervisor.state is State.ASLEEP:
+                    return  # The next engine process, if one comes, is not told of it.
             except Overloaded:
                 pass  # Its last request leaves here a moment before it leaves there.
             else:
@@ -299,5 +307,6 @@ class EngineGroup:
         members = list(self.members.values())
         await asyncio.gather(*(member.finish(drain_seconds) for member in members))
         await self._supervisor.close()
+        self._forget_questions(EngineDead("the engine was closed", retry_after=2.0))
         for member in members:
             member.closed()

@@ -68,6 +68,11 @@ class Controls:
             return messages.Operated(asked.number, {}, WireError.of(error))
         return messages.Operated(asked.number, facts)
 
+    @property
+    def recording(self) -> bool:
+        """Whether a profile is being recorded."""
+        return self._recording is not None
+
     def tidy(self) -> None:
         """Take back the blocks whose movements in lower tiers have ended, while no step does."""
         if self._built.context is not None:

@@ -103,7 +103,10 @@ class EngineCore:
         lane = self.lanes[model]
         assert not lane.has_work, "its requests have ended"
         self._arbiter.leave(model)
-        return self.lanes.pop(model)
+        del self.lanes[model]
+        if len(self.lanes) == 1:
+            self.first.share(alone=True)
+        return lane
 
     @property
     def first(self) -> Lane:
@@ -258,7 +261,8 @@ class EngineCore:
                     self.announce(bound)
             price = 0.0
             if len(self.lanes) > 1:
-                price = lane.prices.seconds(plan.tokens)
+                if plan.tokens:  # Else it only encodes, which `correct` charges.
+                    price = lane.prices.seconds(plan.tokens)
                 self._arbiter.begin(model, price)
             future = lane.executor.submit(plan)
             self._flying.append(Flying(model, lane, plan, future, expected, price))
@@ -271,7 +275,8 @@ class EngineCore:
             self._device_free_at = self._clock()
         stats = lane.update(plan, result, step.expected)
         if len(self.lanes) > 1:
-            lane.prices.observe(plan.tokens, result.seconds)
+            if plan.tokens:
+                lane.prices.observe(plan.tokens, result.seconds - result.encoding)
             self._arbiter.correct(step.model, result.seconds - step.price)
         stats.schedule_seconds = self._schedule_seconds
         stats.idle_seconds = self._idle_seconds

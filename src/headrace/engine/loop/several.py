@@ -94,15 +94,27 @@ class Models:
         return beside_of([one.memory for one in self.built.values()], coming, self._keep_kv)
 
     def _join(self, model: WireModel, files: ModelFiles, built: Built) -> None:
+        self.core.join(model.number, built.core.first, model.weight)
         self.built[model.number] = built
         self.controls[model.number] = Controls(built, files)
-        self.core.join(model.number, built.core.first, model.weight)
 
     # Models that come and go while others are served
 
-    def load(self, model: WireModel, files: ModelFiles) -> messages.ModelDone | None:
+    def load(
+        self, model: WireModel, open_files: Callable[[WireFiles], ModelFiles]
+    ) -> messages.ModelDone | None:
         """Begin to load a model, in a thread; `turn` returns the outcome. An answer that is known
         at once is returned."""
+        try:
+            if any(controls.recording for controls in self.controls.values()):
+                raise InvalidRequest("a profile of one model is being recorded; end it first")
+            self._begin(model, open_files(model.files))
+        except Exception as fault:  # noqa: BLE001 - of this model; the others are served on
+            self._loading.pop(model.number, None)
+            return _not_loaded(model.number, fault)
+        return None
+
+    def _begin(self, model: WireModel, files: ModelFiles) -> None:
         coming = [files for _, files, _ in self._finishing] + list(self._loading.values())
         beside = self._beside(coming)
         here = hardware().cpu.available + sum(one.memory.taken for one in self.built.values())
@@ -113,10 +125,7 @@ class Models:
         )
         self._loading[model.number] = files
         if THREADS.errand("load-model", self._load, model, wanted) is None:
-            del self._loading[model.number]
-            full = Overloaded("the system has no thread to load it in", retry_after=10.0)
-            return messages.ModelDone(model.number, error=WireError.of(full))
-        return None
+            raise Overloaded("the system has no thread to load it in", retry_after=10.0)
 
     def _load(self, model: WireModel, wanted: BuildOrder) -> None:
         """Load a model's weights, in a thread of its own."""
@@ -151,16 +160,15 @@ class Models:
             return done
         model, files, pieces = self._finishing[0]
         try:
-            next(pieces)
-        except StopIteration as ended:
-            self._finishing.popleft()
-            self._join(model, files, ended.value)
-            done.append(messages.ModelDone(model.number, _ready(ended.value)))
-        except EngineDead:
-            raise
-        except HeadraceError as error:
-            self._finishing.popleft()
-            done.append(messages.ModelDone(model.number, error=WireError.of(error)))
+            built = _next_piece(pieces)
+            if built is None:
+                return done
+            self._join(model, files, built)
+            gc.freeze()  # It stays: no collection need walk over it.
+            done.append(messages.ModelDone(model.number, _ready(built)))
+        except Exception as fault:  # noqa: BLE001 - of this model; the others are served on
+            done.append(_not_loaded(model.number, fault))
+        self._finishing.popleft()
         return done
 
     def unload(self, number: int) -> messages.ModelDone:
@@ -175,6 +183,7 @@ class Models:
             self.built.pop(number).close()
             gc.unfreeze()
             gc.collect()
+            gc.freeze()
             give_back()
             return messages.ModelDone(number)
         return messages.ModelDone(number, error=WireError.of(error))
@@ -199,7 +208,8 @@ class Models:
 
     def operate(self, asked: messages.Operate) -> messages.Operated:
         """Perform an operator's action on all models."""
-        if asked.action == "start_profile" and len(self.controls) > 1:
+        several = len(self.controls) > 1 or self._loading or self._finishing
+        if asked.action == "start_profile" and several:
             error = InvalidRequest("a profile is of one model, and this server has several")
             return messages.Operated(asked.number, {}, WireError.of(error))
         if asked.action == "sleep" and self.core.has_work:
@@ -227,6 +237,27 @@ class Models:
 
 def _unheard(name: str, seconds: float) -> None:
     """Take a phase of a start that nobody waits for."""
+
+
+def _next_piece(pieces: Generator[None, None, Built]) -> Built | None:
+    """Do one piece of the work; return the model after the last."""
+    try:
+        next(pieces)
+    except StopIteration as ended:
+        built: Built = ended.value
+        return built
+    return None
+
+
+def _not_loaded(number: int, fault: Exception) -> messages.ModelDone:
+    """Return the answer about a model that could not be loaded. `EngineDead` is raised again: it
+    is of all models."""
+    if isinstance(fault, EngineDead):
+        raise fault
+    if not isinstance(fault, HeadraceError):
+        log.error("a model could not be loaded", exc_info=fault)
+        fault = EngineFault(f"{type(fault).__name__}: {fault}")
+    return messages.ModelDone(number, error=WireError.of(fault))
 
 
 def _ready(built: Built) -> Ready:

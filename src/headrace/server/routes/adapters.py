@@ -23,6 +23,7 @@ FORBIDDEN = {"model": ErrorReply, "description": "The folder is not one that may
 class LoadBody(Body):
     lora_name: str = Field(description="Name that requests give as model.")
     lora_path: str = Field(max_length=4096, description="Folder below one of adapter_roots.")
+    model: str | None = Field(None, max_length=512, description="Its model; null: the first.")
 
 
 class UnloadBody(Body):
@@ -35,6 +36,8 @@ async def load(request: Request) -> Response:
     """Load a LoRA adapter; from then on it is one of the models."""
     service = of(request)
     body = await read_model(request, LoadBody, service.options.max_body)
+    service = service.choose(body.model)
+    service.check_model(body.model)
     service.check_new_name(body.lora_name)
     try:
         await service.engine.load_adapter(body.lora_name, body.lora_path)
@@ -50,5 +53,6 @@ async def unload(request: Request) -> Response:
     """Unload a LoRA adapter; requests that use it are finished."""
     service = of(request)
     body = await read_model(request, UnloadBody, service.options.max_body)
+    service = service.choose(body.lora_name)
     await service.engine.unload_adapter(body.lora_name)
     return json_response({"unloaded": body.lora_name})

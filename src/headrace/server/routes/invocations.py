@@ -10,7 +10,7 @@ from starlette.responses import Response
 from ...base.errors import InvalidRequest
 from ...base.foreign import Undecodable, json_reader
 from ..body import parse
-from ..entry import entered_raw
+from ..entry import chosen, entered_raw
 from ..openapi import health as probe
 from ..openapi import replies, takes
 from ..service import of
@@ -48,8 +48,8 @@ async def invocations(request: Request) -> Response:
         kind = _Kind(messages=msgspec.Raw(b"?"))  # parsing it as a chat reports the error
     if bytes(kind.messages):
         chat = await service.hands.beside(parse, body, ChatBody)
-        return await serve_chat(service.choose(chat.model), request, chat)
+        return await serve_chat(await chosen(service, chat.model), request, chat)
     if bytes(kind.prompt):
         completion = await service.hands.beside(parse, body, CompletionBody)
-        return await serve_completion(service.choose(completion.model), request, completion)
+        return await serve_completion(await chosen(service, completion.model), request, completion)
     raise InvalidRequest("the body must have messages or a prompt", param="messages")

@@ -139,7 +139,7 @@ def _described(service: Service, model: str, version: str | None) -> Response:
         routes = service.routes_of_programs
         return json_response(routes.described(routes.find(model, version)))
     if service.loaded:
-        service = service.choose(model)
+        service = service.choose(model, resting=True)
     service.check_model(model)
     return json_response(
         {
@@ -166,8 +166,10 @@ async def version_ready(request: Request, model: str, version: str) -> Response:
 
 def _ready(service: Service, model: str, version: str | None) -> Response:
     if service.loaded and not service.runs(model):
-        service = service.choose(model)
-        service.check_model(model)
+        one = service.choose(model, resting=True)
+        one.check_model(model)
+        if one in service.models:  # One at rest is loaded when it is asked for.
+            service = one
     is_ready, alive, _, _ = service.health()
     good = is_ready and alive
     if service.runs(model):

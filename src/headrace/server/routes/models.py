@@ -142,9 +142,7 @@ async def model(request: Request, model: str) -> Response:
     service = of(request)
     if "anthropic-version" in request.headers:
         request.scope["headrace.error_reply"] = error_reply
-    if service.residents is not None:
-        await service.residents.wanted(model)
-    service = service.choose(model)
+    service = service.choose(model, resting=True)
     service.check_model(model, adapters=True)
     described = describe(service, model or service.name)
     if "anthropic-version" in request.headers:

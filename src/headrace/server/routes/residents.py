@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
@@ -10,9 +12,10 @@ from typing_extensions import TypedDict
 
 from ...base.errors import InvalidRequest
 from ..body import read_model
+from ..faces import Resting
 from ..fields import Body
 from ..openapi import replies, takes
-from ..service import Resting, Service, of
+from ..service import Service, of
 from ..wire import json_response
 
 router = APIRouter(tags=["operator"])
@@ -78,7 +81,7 @@ async def load(request: Request) -> Response:
     service = of(request)
     residents = residents_of(service)
     body = await read_model(request, LoadModelBody, service.options.max_body)
-    one = await service.tasks.errand("load model", residents.load(body.model))
+    one = await asyncio.shield(service.tasks.errand("load model", residents.load(body.model)))
     return json_response(_shown(residents, one, loaded=True))
 
 
@@ -87,5 +90,5 @@ async def unload(request: Request, name: str) -> Response:
     """Unload a model; its requests are finished first, and new ones refused."""
     service = of(request)
     residents = residents_of(service)
-    await service.tasks.errand("unload model", residents.unload(name))
+    await asyncio.shield(service.tasks.errand("unload model", residents.unload(name)))
     return json_response({"unloaded": name})

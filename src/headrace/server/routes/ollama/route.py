@@ -96,12 +96,21 @@ async def ps(request: Request) -> Response:
 @_own_errors
 async def show(request: Request) -> Response:
     """Describe the model."""
-    service, body = await entered(request, ShowBody)
+    service, body = await entered(request, ShowBody, wakes=lambda body: False)
     name = body.model or body.name
     if not name:
         raise InvalidRequest("model is required", param="model")
     service.check_model(plain_name(name), adapters=True)
     return json_response(about.show(service))
+
+
+def _wakes(body: OllamaChatBody | GenerateBody) -> bool:
+    """Tell whether a request loads its model: not if it only asks to let it rest, at once."""
+    if isinstance(body, OllamaChatBody):
+        asks = bool(body.messages)
+    else:
+        asks = bool(body.prompt or body.context) or body.suffix is not None
+    return asks or body.keep_alive is None or kept_seconds(body.keep_alive) > 0
 
 
 def keep(service: Service, request: Request, body: Asked) -> None:
@@ -120,7 +129,7 @@ def keep(service: Service, request: Request, body: Asked) -> None:
 @_own_errors
 async def chat(request: Request) -> Response:
     """Generate the next message of a conversation."""
-    service, body = await entered(request, OllamaChatBody)
+    service, body = await entered(request, OllamaChatBody, wakes=_wakes)
     keep(service, request, body)
     return await serve.chat(service, request, body)
 
@@ -130,7 +139,7 @@ async def chat(request: Request) -> Response:
 @_own_errors
 async def generate(request: Request) -> Response:
     """Answer a prompt, continue it (raw), or fill the gap before a suffix."""
-    service, body = await entered(request, GenerateBody)
+    service, body = await entered(request, GenerateBody, wakes=_wakes)
     keep(service, request, body)
     return await serve.generate(service, request, body)
 

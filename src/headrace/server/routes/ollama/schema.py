@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -56,7 +56,7 @@ class Asked(Body):
     """Fields common to all requests."""
 
     model: str = Field(min_length=1, max_length=512)
-    keep_alive: float | str | None = Field(
+    keep_alive: float | Annotated[str, Field(max_length=32)] | None = Field(
         None,
         description="Seconds that the model stays loaded after its last request, or a time as in "
         "5m; below 0: always. The server's first model stays.",
