@@ -224,7 +224,7 @@ def three(folders: list[Path]) -> ModelChoice:
 async def test_no_model_is_loaded_while_the_engine_sleeps(
     fakes: EngineGroup, folders: list[Path], notes: Path
 ) -> None:
-    """And a question that nobody can answer any more ends."""
+    """Questions that nobody can answer any more end."""
     await fakes.operations.sleep(1)
     with pytest.raises(Asleep):
         await fakes.load(three(folders))
@@ -392,7 +392,7 @@ async def test_what_only_reads_loads_no_resting_model(
 async def test_a_rest_counts_from_the_last_request(
     served: tuple[Service, Residents, httpx.AsyncClient],
 ) -> None:
-    """Of whatever interface; and an operator who was faster does not end the habit."""
+    """Requests of every interface count; an operator who was faster does not end the habit."""
     service, residents, client = served
     await residents.wanted("two")
     two = service.choose("two")
