@@ -28,6 +28,7 @@ from headrace.base.errors import HeadraceError, InvalidRequest, TooLarge
 from headrace.base.tiling import Tiling, cut
 from headrace.media import PICTURE_REFUSALS, PictureLimits, decode_picture, levels
 from headrace.media import picture_child as child
+from headrace.media.confined import run_child
 from headrace.media.pictures import _believable, picture_format
 
 SMALL = Tiling(longest=96, tile=32, split=True)
@@ -180,6 +181,15 @@ def test_grey_of_sixteen_bits_keeps_its_high_byte() -> None:
     assert len(np.unique(deep.tiles)) > 200
 
 
+def test_grey_of_sixteen_bits_has_no_transparent_level() -> None:
+    grey = np.linspace(0, 65_535, 64 * 48).astype(np.uint16).reshape(48, 64)
+    plain, named = (
+        decode_picture(encoded(Image.fromarray(grey), "PNG", **more), SMALL)
+        for more in ({}, {"transparency": int(grey[9, 9])})
+    )
+    assert np.array_equal(plain.tiles, named.tiles)
+
+
 def test_names_and_types_do_not_choose_the_decoder() -> None:
     for head, name in ((b"\xff\xd8\xff\xe0", "jpeg"), (b"RIFF\0\0\0\0WEBPVP8 ", "webp")):
         assert picture_format(head) == name
@@ -284,6 +294,28 @@ def test_limits() -> None:
 )
 def test_an_answer_of_a_child_is_not_believed(answer: Any) -> None:
     assert not _believable(json.loads(json.dumps(answer)), PictureLimits(tiles=20))
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("head -c 2000 /dev/zero; exec sleep 100", "lost"),
+        ("echo '{\"refused\": \"time\"}'; head -c 2000 /dev/zero | tr '\\0' ' '", "lost"),
+        ("head -c 1000 /dev/zero | tr '\\0' '['", "lost"),
+        ("exec sleep 100 >&-", "time"),
+        ('echo \'{"refused": "damaged"}\'', "damaged"),
+    ],
+)
+def test_an_answer_of_a_child_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
+) -> None:
+    program = tmp_path / "child"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with (tmp_path / "in").open("w+b") as source, (tmp_path / "out").open("w+b") as target:
+        seconds = 1.0 if why == "time" else 30.0
+        assert run_child("none", {}, source, target, seconds, None) == {"refused": why}
 
 
 def test_a_mutated_picture_leaves_nothing_in_this_process() -> None:

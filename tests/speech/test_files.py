@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from headrace.kernels.arrays import mapped
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.weights import DenseWeight
 from headrace.speech.ctranslate import BinaryModel
-from headrace.speech.files import _LAYER, _TOP, WhisperFiles, open_whisper
+from headrace.speech.files import _LAYER, _TOP, WhisperFiles, _floating, open_whisper
 
 from .conftest import write_ctranslate
 
@@ -164,3 +165,69 @@ def test_arrays_lie_wherever_the_names_before_them_end(
     assert np.array_equal(rows, matrix[ids].astype(np.float32))
     with pytest.raises(ModelFileError, match="other is missing"):
         found.mapped("other")
+
+
+@pytest.mark.parametrize("where", ["startofprev", "en", None])
+def test_ids_beyond_the_embedding_are_refused(folder: Path, tmp_path: Path, where: str) -> None:
+    """The network would read memory that is not its own."""
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).symlink_to(folder / name)
+    said = json.loads((folder / "tokenizer.json").read_text())
+    if where is None:
+        said["model"]["vocab"]["zz"] = 2_000_000_000
+    else:
+        (token,) = (one for one in said["added_tokens"] if one["content"] == f"<|{where}|>")
+        token["id"] = 2_000_000_000
+        said["model"]["vocab"][token["content"]] = 2_000_000_000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(said))
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json: .* larger than the embedding"):
+        open_whisper(tmp_path)
+
+
+def test_a_tokenizer_does_not_pad(folder: Path, tmp_path: Path) -> None:
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).symlink_to(folder / name)
+    said = json.loads((folder / "tokenizer.json").read_text())
+    said["padding"] = {
+        "strategy": {"Fixed": 9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 2_000_000_000,
+        "pad_type_id": 0,
+        "pad_token": "z",
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(said))
+    assert len(open_whisper(tmp_path).tokenizer.encode("abc").ids) == 3
+
+
+@pytest.mark.parametrize("kind", ["weight", "bias"])
+@pytest.mark.parametrize("shape", [(), (5,), (128, 129)])
+def test_parts_of_other_shapes_are_one_error(
+    folder: Path, tmp_path: Path, kind: str, shape: tuple[int, ...]
+) -> None:
+    for name in ("tokenizer.json", "config.json"):
+        (tmp_path / name).symlink_to(folder / name)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"model.encoder.layers.0.self_attn.v_proj.{kind}"] = np.zeros(shape, np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    files = open_whisper(tmp_path)
+    with pytest.raises(ModelFileError, match="must have one shape"):
+        files.tensor(f"model.encoder.layers.0.self_attn.qkv_proj.{kind}")
+
+
+def test_scales_of_eight_bits_are_of_the_outputs(tmp_path: Path) -> None:
+    codes = np.arange(18, dtype=np.int8).reshape(3, 3, 2)
+    arrays = {
+        "a": codes,
+        "a_scale": np.array([1, 2, 4], np.float32),
+        "b": codes,
+        "b_scale": np.array([[1, 2, 4]], np.float32),
+        "c": np.int8(4).reshape(()),
+        "c_scale": np.float32(2).reshape(()),
+    }
+    write_ctranslate(tmp_path / "model.bin", arrays | {"decoder/embeddings/weight": codes})
+    binary = BinaryModel(tmp_path / "model.bin")
+    assert np.array_equal(_floating(binary, "a"), codes / np.array([1, 2, 4])[:, None, None])
+    for name in "bc":
+        with pytest.raises(ModelFileError, match=f"{name}_scale is"):
+            _floating(binary, name)

@@ -66,6 +66,32 @@ def test_other_text_is_not_touched() -> None:
     assert Foreign(()).text("<s>") == "<s>"
 
 
+@pytest.mark.parametrize("role", ["user", "tool"])
+@pytest.mark.parametrize("between", [(), ({"type": "image"},)])
+@pytest.mark.parametrize("seed", range(20))
+def test_no_mixture_of_parts_makes_a_token(seed: int, between: tuple[Any, ...], role: str) -> None:
+    """Also if the template writes pictures elsewhere, and the texts meet."""
+    pick, model = random.Random(seed), Letters()
+    pieces = ["<|end|>", "<|e", "nd|>", "<", "s>", "[A", " B]", "x", ""]
+    texts = [pick.choice(pieces) for _ in range(40)] + ["<|e", "nd|>", "<", "s", ">"]
+    content: list[Any] = []
+    for text in texts:
+        content += [{"type": "text", "text": text}, *between * pick.randrange(2)]
+    (message,) = Foreign(model.special).cut([{"role": role, "content": content}])
+    assert [part for part in message["content"] if part["type"] == "image"] == [
+        part for part in content if part["type"] == "image"
+    ]
+    joined = "".join(part.get("text", "") for part in message["content"])
+    assert "".join(map(chr, encode_between(model, joined))) == "".join(texts)
+
+
+def test_a_token_may_be_cut_in_all_roles() -> None:
+    roles = ["system", "user", "assistant", "tool"]
+    messages: list[Any] = [{"role": role, "content": "a<s>"} for role in roles]
+    found = Foreign(["<s>"], everywhere=True).cut([*messages, {"role": "assistant"}])
+    assert [one.get("content") for one in found] == [f"a<{CUT}s>"] * 4 + [None]
+
+
 def test_a_text_of_nothing_else_is_refused_early() -> None:
     with pytest.raises(InvalidRequest, match="10000"):
         Foreign(Letters.special).text("<s>" * 2_000_000)

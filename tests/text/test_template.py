@@ -163,6 +163,17 @@ def test_a_template_that_knows_parts_alone_gets_parts() -> None:
     assert opened == whole.removesuffix("<end>\n")
 
 
+@pytest.mark.parametrize("content", ["message.content", "message['content']"])
+def test_a_search_in_a_text_is_no_loop_over_parts(content: str) -> None:
+    source = (
+        "{% for message in messages %}{% if '</think>' in " + content + " %}"
+        "{{ message.content.split('</think>')[-1] }}{% else %}{{ message.content }}{% endif %}"
+        "{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b</think>c"}]
+    assert ChatTemplate(source).render(messages) == "ac"
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [

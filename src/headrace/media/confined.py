@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
+from ..base.foreign import Undecodable, any_json
+
+MOST_SAID = 1 << 10
+"""Bytes of an answer: a compromised child may write without end."""
 OnChild = Callable[["subprocess.Popen[bytes]"], None]
 """Callback that takes the child of a decoding, which another thread may kill."""
 
@@ -55,7 +61,7 @@ def run_child(
         try:
             if on_child is not None:
                 on_child(child)
-            said, _ = child.communicate(timeout=wall_seconds)
+            said = _said(child, time.monotonic() + wall_seconds)
         except subprocess.TimeoutExpired:
             child.kill()
             return {"refused": "time"}
@@ -63,6 +69,27 @@ def run_child(
             child.kill()
             raise
     try:
-        return json.loads(said[:1024])
-    except ValueError:
+        return any_json(said)
+    except Undecodable:
         return {"refused": "lost"}
+
+
+def _said(child: subprocess.Popen[bytes], end: float) -> bytes:
+    """Wait for a child until `end` and return what it printed; nothing if that is too much, and the
+    child is killed. Raises `TimeoutExpired`."""
+    assert child.stdout is not None
+    said = b""
+    with selectors.DefaultSelector() as ready:
+        ready.register(child.stdout, selectors.EVENT_READ)
+        while True:
+            left = end - time.monotonic()
+            if left <= 0 or not ready.select(left):
+                raise subprocess.TimeoutExpired(child.args, left)
+            part = os.read(child.stdout.fileno(), MOST_SAID + 1 - len(said))
+            said += part
+            if len(said) > MOST_SAID:
+                child.kill()
+                return b""
+            if not part:
+                child.wait(max(0.0, end - time.monotonic()))
+                return said

@@ -114,14 +114,18 @@ def upright(picture: Any, pillow: Any) -> Any:
     """Decode a picture's first frame: turned as its EXIF says, in RGB, on white where it is
     transparent."""
     turned = import_module("PIL.ImageOps").exif_transpose(picture)
+    if turned.mode.startswith("I"):
+        # Grey of 16 bits: the high byte, as Pillow has it for colours. Its own conversion of grey
+        # makes all but the darkest 256 levels white. One of them may be named as transparent: that
+        # is left out.
+        turned.info.pop("transparency", None)
+        return (
+            turned.convert("I").point(lambda level: level * (1 / 256)).convert("L").convert("RGB")
+        )
     if "A" in turned.getbands() or turned.info.get("transparency") is not None:
         turned = turned.convert("RGBA")
         white = pillow.new("RGBA", turned.size, (255, 255, 255, 255))
         return pillow.alpha_composite(white, turned).convert("RGB")
-    if turned.mode.startswith("I"):
-        # Grey of 16 bits: the high byte, as Pillow has it for colours. Its own conversion of grey
-        # makes all but the darkest 256 levels white.
-        turned = turned.convert("I").point(lambda level: level * (1 / 256)).convert("L")
     return turned.convert("RGB")
 
 

@@ -175,8 +175,11 @@ def open_whisper(folder: Path) -> WhisperFiles:
     heads = width // HEAD_SIZE
     if width % HEAD_SIZE or not all(layers) or frames != 1_500 or not 8 <= positions <= 4_096:
         raise UnsupportedModel("the sizes of the network are not a Whisper's")
-    if vocab < special.first_timestamp + TIMESTAMPS:
-        raise ModelFileError("tokenizer.json: the vocabulary is larger than the embedding")
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    if vocab <= max(largest, special.no_timestamps + TIMESTAMPS):
+        raise ModelFileError(
+            f"tokenizer.json: the vocabulary is larger than the embedding, which has {vocab:,} rows"
+        )
     return WhisperFiles(
         folder,
         (weights,),
@@ -231,9 +234,12 @@ def open_tokenizer(path: Path) -> tokenizers.Tokenizer:
     if not path.exists() or path.stat().st_size > MAX_JSON:
         raise ModelFileError("tokenizer.json is missing or too large")
     try:
-        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:
         raise ModelFileError("tokenizer.json cannot be read") from error
+    tokenizer.no_padding()  # It would write an id that no vocabulary has.
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def _special(tokenizer: tokenizers.Tokenizer) -> Special:
@@ -267,13 +273,16 @@ def stacked(header: Mapping[str, Any], name: str) -> Array:
     for stack in ("qkv", "kv"):
         if f".{stack}_proj." not in name:
             continue
-        parts = [name.replace(f".{stack}_proj.", f".{letter}_proj.") for letter in stack]
-        if name.endswith(".weight"):
-            return np.concatenate([stored(header, part) for part in parts])
-        biases = [None if ".k_proj." in part else stored(header, part) for part in parts]
-        size = next(len(bias) for bias in biases if bias is not None)
-        filled = [np.zeros(size, np.float32) if bias is None else bias for bias in biases]
-        return np.concatenate(filled)
+        names = [name.replace(f".{stack}_proj.", f".{letter}_proj.") for letter in stack]
+        bias = name.endswith(".bias")
+        parts = [None if bias and ".k_proj." in part else stored(header, part) for part in names]
+        shapes = {part.shape for part in parts if part is not None}
+        shape, *others = shapes
+        if others or len(shape) != (1 if bias else 2):
+            raise ModelFileError(f"{name}: its parts must have one shape, not {sorted(shapes)}")
+        return np.concatenate(
+            [np.zeros(shape, np.float32) if part is None else part for part in parts]
+        )
     return stored(header, name)
 
 
@@ -317,7 +326,10 @@ def _floating(binary: BinaryModel, name: str, read: Callable[[str], Array] | Non
     data = (read or binary.read)(name)
     if data.dtype == np.int8:
         scale = binary.read(f"{name}_scale").astype(np.float32)
-        return np.asarray(data.astype(np.float32) / scale[:, None])
+        if not data.ndim or scale.shape != data.shape[:1]:
+            raise ModelFileError(f"{name}_scale is {scale.shape}, where one for each output is due")
+        each = scale.reshape(-1, *[1] * (data.ndim - 1))
+        return np.asarray(data.astype(np.float32) / each)
     if data.dtype == np.uint16:
         return (data.astype(np.uint32) << 16).view(np.float32)
     if data.dtype not in (np.float16, np.float32):

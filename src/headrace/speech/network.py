@@ -195,6 +195,7 @@ class Network:
         counts = [len(c.tokens) for c in chunks]
         n = len(tokens)
         assert 0 < n <= MAX_ROWS
+        assert 0 <= int(tokens.min()) <= int(tokens.max()) < self.files.vocab
         positions = np.concatenate([c.start + np.arange(len(c.tokens)) for c in chunks])
         assert int(positions.max()) < self.files.positions
         sequence = np.repeat([c.sequence for c in chunks], counts)

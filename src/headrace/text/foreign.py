@@ -10,6 +10,7 @@ arrive, the token does not. Text without such a token is not changed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, pairwise
 from typing import Any, Protocol
 
 from headrace.base.errors import InvalidRequest
@@ -39,19 +40,21 @@ class Encoder(Protocol):
 
 
 class Foreign:
-    """Cutter of one model's control tokens; `tokens`: as the vocabulary writes them."""
+    """Cutter of one model's control tokens."""
 
-    def __init__(self, tokens: Iterable[str]) -> None:
+    def __init__(self, tokens: Iterable[str], *, everywhere: bool = False) -> None:
+        """`tokens`: as the vocabulary writes them. `everywhere`: in the texts of all roles."""
+        self._everywhere = everywhere
         names = [name for token in tokens for name in {token, token.replace(SPACE, " ")}]
         self._names = [name for name in names if len(name) > 1]
         self._splitter = SpecialSplitter({name: at for at, name in enumerate(self._names)})
 
     def cut(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return the messages with their foreign texts cut; contents are texts or lists of
-        parts."""
+        """Return the messages with their foreign texts cut; contents are texts or lists of parts,
+        of which neighbouring texts become one."""
         return [
             {**message, "content": self._content(message.get("content"))}
-            if message.get("role") in FOREIGN
+            if self._everywhere or message.get("role") in FOREIGN
             else message
             for message in messages
         ]
@@ -60,31 +63,67 @@ class Foreign:
         if isinstance(content, str):
             return self.text(content)
         if isinstance(content, list):
-            return [
-                {**part, "text": self.text(part["text"])}
-                if isinstance(part, Mapping) and isinstance(part.get("text"), str)
-                else part
-                for part in content
-            ]
+            parts = _merged(content)
+            for part in filter(_is_text, parts):
+                part["text"] = self.text(part["text"])
+            return self._apart(parts)
         return content
 
+    def _apart(self, parts: list[Any]) -> list[Any]:
+        """Cut the tokens that texts make together: a template may write pictures elsewhere."""
+        texts = [part for part in parts if _is_text(part)]
+        places = self._places("".join(part["text"] for part in texts))
+        begin = 0
+        for part in texts if places else ():
+            end = begin + len(part["text"])
+            mine = [place - begin for place in places if begin <= place < end]
+            part["text"], begin = _with_cuts(part["text"], mine), end
+        return parts
+
     def text(self, text: str) -> str:
-        parts: list[str] = []
-        cuts = 0
+        return _with_cuts(text, self._places(text))
+
+    def _places(self, text: str) -> list[int]:
+        """List the places of the cuts, each after the first character of a token."""
+        places: list[int] = []
+        at = 0
         for part in self._splitter.split(text):
             if isinstance(part, str):
-                parts.append(part)
+                at += len(part)
                 continue
-            cuts += 1
-            if cuts > MAX_CUTS:
+            if len(places) == MAX_CUTS:
                 raise InvalidRequest(
                     f"a message has more than {MAX_CUTS} of the model's control tokens in its "
                     "text, each of which is encoded by itself",
                     param="messages",
                 )
-            name = self._names[part]
-            parts += name[0], CUT, name[1:]
-        return "".join(parts) if cuts else text
+            places.append(at + 1)
+            at += len(self._names[part])
+        return places
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and isinstance(part.get("text"), str)
+
+
+def _merged(content: list[Any]) -> list[Any]:
+    """Return copies of the parts, neighbouring texts joined as `messages` would join them after
+    the cuts."""
+    parts: list[Any] = []
+    for text, group in groupby(content, _is_text):
+        if text:
+            first, *others = group
+            parts.append({**first, "text": "".join([first["text"], *(o["text"] for o in others)])})
+        else:
+            parts += group
+    return parts
+
+
+def _with_cuts(text: str, places: list[int]) -> str:
+    if not places:
+        return text
+    ends = pairwise([0, *places, len(text)])
+    return CUT.join(text[begin:end] for begin, end in ends)
 
 
 def encode_between(

@@ -23,7 +23,7 @@ conversations go to a process of their own (`text.renderer`)."""
 _NONE = re.compile(r"content['\"]?\]?\s+is\s+(not\s+)?none\b", re.IGNORECASE)
 """Pattern of a template that distinguishes messages without content from those with an empty
 one."""
-_PARTS = re.compile(r"\bin\s+message(\[['\"]content['\"]\]|\.content)")
+_PARTS = re.compile(r"\bfor\s+\w+\s+in\s+message(\[['\"]content['\"]\]|\.content)")
 _TEXTS = re.compile(r"\bis\s+(not\s+)?(string|iterable|sequence|mapping)\b")
 """Patterns of templates that go through a content's parts, and that know contents which are text:
 of the first without the second (SmolVLM's), nothing of a plain text would be left."""
