@@ -106,7 +106,7 @@ def test_the_life_of_adapters(server: Running, client: openai.OpenAI, root: Path
         ("x", "{root}/nothing", 403, "adapter_roots"),
         ("x", "{root}", 400, "cannot be read"),
         ("x", "{root}/odd", 400, "use_dora"),
-        ("tiny", "{root}/lake", 400, "the model's"),
+        ("tiny", "{root}/lake", 400, "a model's"),
         ("a b", "{root}/lake", 400, "letters"),
         ("", "{root}/lake", 400, "letters"),
     ],

@@ -286,7 +286,7 @@ class Service:
         a name it is this one, and for an unknown one too: `check_model` refuses that. `resting`:
         also of one at rest, which can be described and cannot answer."""
         if name and resting and self.residents is not None:
-            found = self.residents.at_rest(name)
+            found: Service | None = self.residents.at_rest(name)
             if found is not None:
                 return found
         if name and len(self.models) > 1:
