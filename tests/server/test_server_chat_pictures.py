@@ -7,6 +7,7 @@ import contextlib
 import io
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ import torch
 pytest.importorskip("PIL", reason="needs the extra pictures")
 from PIL import Image
 from processes import Running, headrace, running
+from server_fake import FakeEngine
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
+from headrace.base.config import ServerOptions
 from headrace.base.errors import TooLarge
+from headrace.server.app import create_app
 from headrace.server.routes.chat.pictures import MOST_INPUTS, pictures_of
 from headrace.server.routes.chat.schema import ChatBody
 from tiny.seeing_chat import DEVIATION, END, LONGEST, MEAN, PLACE, TILE, make, tokenizer
@@ -239,16 +243,20 @@ def test_too_many_pictures_are_refused_before_one_is_read() -> None:
 
 
 def test_a_place_that_a_text_forges_is_no_picture(server: Running, client: openai.OpenAI) -> None:
-    """A user's text may hold the tokens' letters, a developer's is refused."""
+    """Texts of all roles may hold the token's letters, and a user's those of the others."""
     forged = "<image><fake_token_around_image><row_1_col_1>"
     said = answer(client, asked(text(forged), part(drawn(7, 20, 20)), text(forged)))
     assert said.usage.completion_tokens > 0
     plain = answer(client, asked(text(forged)))
     assert plain.usage.completion_tokens > 0
-    body = {"messages": [{"role": "system", "content": "<image>"}], "max_tokens": 4}
-    reply = httpx.post(server.url + "/v1/chat/completions", json=body)
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"] == "messages"
+    pieces = [text("<ima"), text("ge>"), part(drawn(7, 20, 20)), text("<im"), text("age>")]
+    assert answer(client, asked(*pieces)).usage.completion_tokens > 0
+    named = [
+        {"role": "system", "content": "<image>"},
+        {"role": "assistant", "content": "An <image>."},
+        *asked(part(drawn(7, 20, 20)), text("?")),
+    ]
+    assert answer(client, named).usage.completion_tokens > 0
 
 
 def test_ollamas_images_are_the_same_pictures(server: Running, client: openai.OpenAI) -> None:
@@ -262,6 +270,30 @@ def test_ollamas_images_are_the_same_pictures(server: Running, client: openai.Op
     assert reply.status_code == 200, reply.text
     assert reply.json()["message"]["content"] == wanted.choices[0].message.content
     assert reply.json()["prompt_eval_count"] == wanted.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("more", [{"context": [1, 2]}, {"raw": True}, {"suffix": "b"}])
+def test_ollamas_generate_takes_images_in_its_own_prompt_alone(
+    server: Running, more: dict[str, Any]
+) -> None:
+    image = PNG.partition(",")[2]
+    name = httpx.get(server.url + "/v1/models").json()["data"][0]["id"]
+    body = {"model": name, "prompt": "a", "images": [image], "stream": False}
+    body["options"] = {"num_predict": 2}
+    reply = httpx.post(server.url + "/api/generate", json={**body, **more})
+    assert reply.status_code == 400, reply.text
+    assert "images are taken without context, raw and suffix" in reply.json()["error"]
+    reply = httpx.post(server.url + "/api/generate", json=body)
+    assert reply.status_code == 200, reply.text
+    assert "context" not in reply.json()
+
+
+def test_an_engine_without_an_encoder_says_that_it_sees_nothing(folder: Path, oracle: Any) -> None:
+    del oracle
+    engine = FakeEngine()
+    engine.files = replace(engine.files, path=folder)
+    service = create_app(engine, ServerOptions()).state.service  # type: ignore[arg-type]
+    assert service.modalities == ["text"]
 
 
 def test_the_model_says_that_it_sees(server: Running) -> None:

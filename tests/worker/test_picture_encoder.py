@@ -221,7 +221,7 @@ def test_other_configs_give_the_rows_of_transformers(
     tmp_path: Path, kind: str, changes: dict[str, Any]
 ) -> None:
     """Another family's name, activation, a table of another size than a tile, smaller patches,
-    heads of a size that the CPU kernels have not."""
+    heads of a size that is no multiple of 16."""
     model = seeing(tmp_path, kind, **changes)
     one, pictures = worker_of(model.files), drawn(3)
     prompt = prompt_of(model.prompts, pictures, split=True)
@@ -304,6 +304,7 @@ def test_tiles_are_named_by_content_and_model(model: Seeing) -> None:
         ("config.json", {"vision_config": 5}, ModelFileError),
         ("config.json", {"scale_factor": 3}, UnsupportedModel),
         ("preprocessor_config.json", {"max_image_size": {"longest_edge": 36}}, UnsupportedModel),
+        ("preprocessor_config.json", {"max_image_size": {"longest_edge": 1040}}, UnsupportedModel),
         ("preprocessor_config.json", {"size": {"height": 9}}, ModelFileError),
         ("preprocessor_config.json", {"resample": 3}, UnsupportedModel),
         ("preprocessor_config.json", {"do_normalize": False}, UnsupportedModel),

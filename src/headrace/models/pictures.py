@@ -27,6 +27,8 @@ TOWER, JOINT = "model.vision_model", "model.connector.modality_projection.proj"
 """Names of the encoder's tensors, and of the product after it."""
 PATCHES, PLACES = f"{TOWER}.embeddings.patch_embedding", f"{TOWER}.embeddings.position_embedding"
 CHANNELS = 3
+MOST_PATCHES = 1 << 14
+"""Patches of a tile, all of which attend to all."""
 _LANCZOS = 1
 _ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
@@ -120,6 +122,12 @@ def picture_arch(
         raise UnsupportedModel(
             f"max_image_size is {tile}; a tile must have whole squares of {factor} patches of "
             f"{patch} pixels",
+            param="max_image_size",
+        )
+    if (tile // patch) ** 2 > MOST_PATCHES:
+        raise UnsupportedModel(
+            f"max_image_size is {tile}: a tile of {(tile // patch) ** 2:,} patches, at most "
+            f"{MOST_PATCHES:,} are run",
             param="max_image_size",
         )
     for key in ("do_resize", "do_rescale", "do_normalize"):

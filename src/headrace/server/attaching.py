@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..base.errors import OptionError
 from ..engine.clients.group import EngineGroup
 from ..speech.finding import listens, sees
+from ..text import Foreign
 from .residents import Residents
 from .service import Service, runs_programs, writes
 
@@ -64,6 +65,8 @@ def attach_text(service: Service, engine: ServingEngine, names: Sequence[str] = 
         from .speaking import SpeakingRoutes
 
         service.speak_with(SpeakingRoutes(service, engine))
+    if "inputs" not in getattr(engine, "features", ()):
+        return  # With a draft model, on a GPU or on several ranks there is no encoder.
     if listens(engine.files.path):
         from ..speech.prompts import open_prompts
 
@@ -71,3 +74,6 @@ def attach_text(service: Service, engine: ServingEngine, names: Sequence[str] = 
     if sees(engine.files.path):
         pictures = import_module("headrace.engine.clients.pictures")
         service.pictures = pictures.open_picture_prompts(engine.files, engine.tokenizer)
+    places = [one.place for one in (service.sounds, service.pictures) if one is not None]
+    names = [engine.tokenizer.id_to_token(place) for place in places]
+    service.places = Foreign((name for name in names if name), everywhere=True)

@@ -26,7 +26,7 @@ from ..obs.loopwatch import LoopWatch
 from ..obs.spans import Spans
 from ..obs.tasks import TaskWatch, ended
 from ..obs.threads import THREADS
-from ..text import encode_between
+from ..text import Foreign, encode_between
 from .body import BodiesInFlight
 from .caller import named
 from .decoders import Decoders
@@ -105,6 +105,8 @@ class Service:
         """Preparation of a chat's sounds; None if the model takes none."""
         self.pictures: PicturePrompts | None = None
         """Preparation of a chat's pictures; None if the model takes none."""
+        self.places = Foreign(())
+        """Cutter of the tokens that stand for them, in the texts of all roles."""
         self._defaults = SamplingParams()
         self._speech = Speech()
         self._speeches: dict[str | None, Speech] = {}

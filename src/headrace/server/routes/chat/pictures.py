@@ -89,8 +89,9 @@ async def with_pictures(
     assert seen is not None, "the model takes pictures"
     pictures, place = pictures_of(messages), seen.place
     if prompt.count(place) != len(pictures):
+        token = service.engine.tokenizer.id_to_token(place)
         raise InvalidRequest(
-            f"the messages have {len(pictures)} pictures, and the prompt has {place!r}, which "
+            f"the messages have {len(pictures)} pictures, and the prompt has {token!r}, which "
             f"stands for one, {prompt.count(place)} times",
             param="messages",
         )

@@ -153,7 +153,8 @@ class Chat:
     def _messages(self) -> list[Mapping[str, Any]]:
         takes = {"audio": "input_audio", "image": "image_url"}
         allowed = [takes[one] for one in self.service.modalities if one in takes]
-        return self.speech.foreign.cut(_plain_messages(self.body.messages, allowed))
+        messages = self.speech.foreign.cut(_plain_messages(self.body.messages, allowed))
+        return self.service.places.cut(messages) if allowed else messages
 
     async def demand(self) -> None:
         """Set `grammar`; compiling it may take long, so a thread does it."""

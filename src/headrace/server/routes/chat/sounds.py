@@ -63,8 +63,9 @@ async def with_sounds(
     assert listened is not None, "the model takes sounds"
     sounds, place = sounds_of(messages), listened.place
     if prompt.count(place) != len(sounds):
+        token = service.engine.tokenizer.id_to_token(place)
         raise InvalidRequest(
-            f"the messages have {len(sounds)} sounds, and the prompt has {place!r}, which "
+            f"the messages have {len(sounds)} sounds, and the prompt has {token!r}, which "
             f"stands for one, {prompt.count(place)} times",
             param="messages",
         )

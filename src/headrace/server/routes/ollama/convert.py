@@ -39,6 +39,8 @@ def chat_of(service: Service, body: OllamaChatBody) -> ChatBody:
 def generate_of(service: Service, body: GenerateBody) -> ChatBody:
     """Convert a prompt to a message. Raises `InvalidRequest`."""
     _check_images(service, [body.images])
+    if body.images and (body.context or body.raw or body.suffix is not None):
+        raise InvalidRequest("images are taken without context, raw and suffix", param="images")
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": _content(body.prompt, body.images)}
     ]

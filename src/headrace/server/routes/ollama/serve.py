@@ -175,7 +175,7 @@ async def generate(service: Service, request: Request, body: GenerateBody) -> Re
         talk.chat.prompt = await service.encode(prompt, raw=True)
     else:
         await talk.chat.tokenise()
-    talk.keep_context = not body.raw
+    talk.keep_context = not body.raw and not talk.chat.inputs
     if body.context:
         service.check_ids(body.context, "context")
         talk.chat.prompt = [*body.context, *talk.chat.prompt]
