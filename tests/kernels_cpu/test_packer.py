@@ -206,15 +206,15 @@ def test_a_layout_that_forgot_its_number_is_found_out() -> None:
 def test_a_head_in_planes_is_found_and_each_plane_is_proven() -> None:
     team, weight = Team(2), random_blocks("Q8_0", 100, 96)
     weight.name = "head"
-    fresh = pack(weight, team, pslots=True)
+    fresh = pack(weight, team, planes=True)
     assert fresh.kind == PLANES
     for wrong in (None, 0, fresh.nbytes - fresh.low_bytes):
         shelf = Shelf()
-        Packer(team, shelf).pack(weight, pslots=True)
+        Packer(team, shelf).pack(weight, planes=True)
         (kept,) = shelf.kept.values()
         if wrong is not None:
             kept[wrong] ^= 1
-        found = Packer(team, shelf).pack(weight, pslots=True)
+        found = Packer(team, shelf).pack(weight, planes=True)
         assert np.array_equal(found.data, fresh.data)
         assert bool(shelf.refused) == (wrong is not None)
         assert (found.data.ctypes.data == kept.ctypes.data) == (wrong is None)
