@@ -70,7 +70,7 @@ def test_other_text_is_not_touched() -> None:
 @pytest.mark.parametrize("between", [(), ({"type": "image"},)])
 @pytest.mark.parametrize("seed", range(20))
 def test_no_mixture_of_parts_makes_a_token(seed: int, between: tuple[Any, ...], role: str) -> None:
-    """Also if the template writes pictures elsewhere, and the texts meet."""
+    """A template may write pictures elsewhere, and the texts meet."""
     pick, model = random.Random(seed), Letters()
     pieces = ["<|end|>", "<|e", "nd|>", "<", "s>", "[A", " B]", "x", ""]
     texts = [pick.choice(pieces) for _ in range(40)] + ["<|e", "nd|>", "<", "s", ">"]
