@@ -224,10 +224,10 @@ def test_nothing_of_a_sound_is_left_open(server: Running, client: openai.OpenAI)
 
 
 def test_a_place_that_a_text_forges_is_no_sound(server: Running, client: openai.OpenAI) -> None:
-    """A user's text may hold the token's letters, a developer's is refused."""
+    """A text may hold the token's letters, whoever wrote it."""
     said = answer(client, asked(text("<|AUDIO|>"), part(samples_of(1, 1.0))))
     assert said.usage.completion_tokens > 0
     body = {"messages": [{"role": "system", "content": "<|AUDIO|>"}], "max_tokens": 4}
     reply = httpx.post(server.url + "/v1/chat/completions", json=body)
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"] == "messages"
+    assert reply.status_code == 200
+    assert reply.json()["usage"]["completion_tokens"] > 0
