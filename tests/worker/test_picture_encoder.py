@@ -215,6 +215,7 @@ def test_rows_and_logits_are_those_of_transformers(
         ("smolvlm", {"image_size": 64}),
         ("smolvlm", {"patch_size": 4, "num_attention_heads": 2}),
         ("smolvlm", {"hidden_size": 72, "num_attention_heads": 3}),
+        ("smolvlm", {"hidden_size": 144, "num_attention_heads": 2}),
     ],
 )
 def test_other_configs_give_the_rows_of_transformers(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import HeadraceError, ModelFileError
+from ..base.errors import ModelFileError
 from ..base.modelfiles import ModelFiles
 from ..models.pictures import (
     CHANNELS,
@@ -21,6 +21,7 @@ from ..models.pictures import (
     describe_pictures,
     picture_arch,
 )
+from .encoder_files import check_shapes, encoder_config
 from .jsonfile import read_json
 from .safetensors_file import StoredTensor, stored_under
 from .weight_source import Named
@@ -29,25 +30,22 @@ from .weight_source import Named
 def open_pictures(files: ModelFiles) -> PictureArch | None:
     """Return the encoder of pictures of an open model, checked against its tensors; None if the
     model has none. Raises `ModelFileError`, `UnsupportedModel`."""
-    if files.format == "gguf":
-        return None
-    try:
-        config = read_json(files.path / "config.json")
-    except (HeadraceError, OSError):
-        return None
-    if config.get("model_type") not in KINDS:
+    config = encoder_config(files, KINDS)
+    if config is None:
         return None
     picture = picture_arch(config, _processing(files), files.arch.hidden)
-    there = _tensors(files)
+    check_shapes(_tensors(files), _stored_shapes(picture))
+    return picture
+
+
+def _stored_shapes(picture: PictureArch) -> Iterator[tuple[str, tuple[int, ...]]]:
     for name, shape in describe_pictures(picture).tensors().items():
         if name == f"{PATCHES}.weight":
-            shape = (shape[0], CHANNELS, picture.patch, picture.patch)
+            yield name, (shape[0], CHANNELS, picture.patch, picture.patch)
         elif name == f"{PLACES}.weight":
-            shape = (picture.trained**2, shape[1])
-        found = there.get(name)
-        if found is None or tuple(found.shape) != shape:
-            raise ModelFileError(f"{name} is missing, or is not of shape {list(shape)}")
-    return picture
+            yield name, (picture.trained**2, shape[1])
+        else:
+            yield name, shape
 
 
 def picture_weights(files: ModelFiles, picture: PictureArch) -> Iterator[tuple[str, Named]]:

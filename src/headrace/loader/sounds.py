@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..base.errors import HeadraceError, ModelFileError
 from ..base.modelfiles import ModelFiles
 from ..models.sounds import JOINT, KIND, TOWER, SoundArch, describe_sounds, sound_arch
-from .jsonfile import read_json
+from .encoder_files import check_shapes, encoder_config
 from .safetensors_file import StoredTensor, stored_under
 from .weight_source import Named
 
@@ -17,26 +16,21 @@ from .weight_source import Named
 def open_sounds(files: ModelFiles) -> SoundArch | None:
     """Return the encoder of sounds of an open model, checked against its tensors; None if the model
     has none. Raises `ModelFileError`, `UnsupportedModel`."""
-    if files.format == "gguf":
-        return None
-    try:
-        config = read_json(files.path / "config.json")
-    except (HeadraceError, OSError):
-        return None
-    if config.get("model_type") != KIND:
+    config = encoder_config(files, (KIND,))
+    if config is None:
         return None
     sound = sound_arch(config, files.arch.hidden)
-    there = _tensors(files)
+    check_shapes(_tensors(files), _stored_shapes(sound))
+    return sound
+
+
+def _stored_shapes(sound: SoundArch) -> Iterator[tuple[str, tuple[int, ...]]]:
     for name, shape in describe_sounds(sound).tensors().items():
         if _absent(name):
             continue
         stem = name.removesuffix(".weight")
-        if stem.endswith((".conv1", ".conv2")):
-            shape = (shape[0], shape[1] // 3, 3)
-        found = there.get(name)
-        if found is None or tuple(found.shape) != shape:
-            raise ModelFileError(f"{name} is missing, or is not of shape {list(shape)}")
-    return sound
+        convolves = stem.endswith((".conv1", ".conv2"))
+        yield name, (shape[0], shape[1] // 3, 3) if convolves else shape
 
 
 def sound_weights(files: ModelFiles, sound: SoundArch) -> Iterator[tuple[str, Named]]:

@@ -1,0 +1,32 @@
+"""Configuration and tensors of a language model's encoder in the model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from ..base.errors import HeadraceError, ModelFileError
+from ..base.modelfiles import ModelFiles
+from .jsonfile import read_json
+from .safetensors_file import StoredTensor
+
+
+def encoder_config(files: ModelFiles, kinds: Collection[str]) -> dict[str, Any] | None:
+    """Return the configuration of a folder whose `model_type` is one of `kinds`; None of others."""
+    if files.format == "gguf":
+        return None
+    try:
+        config = read_json(files.path / "config.json")
+    except (HeadraceError, OSError):
+        return None
+    return config if config.get("model_type") in kinds else None
+
+
+def check_shapes(
+    there: Mapping[str, StoredTensor], wanted: Iterable[tuple[str, tuple[int, ...]]]
+) -> None:
+    """Raise `ModelFileError` unless each wanted tensor is there and has its shape."""
+    for name, shape in wanted:
+        found = there.get(name)
+        if found is None or tuple(found.shape) != shape:
+            raise ModelFileError(f"{name} is missing, or is not of shape {list(shape)}")
