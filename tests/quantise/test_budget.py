@@ -18,7 +18,7 @@ from test_rounding import matrix
 from test_statistic import FAMILIES, windows
 
 from headrace.base.errors import DoesNotFit, OptionError
-from headrace.factory.mix import KINDS, Budget, best_mix
+from headrace.factory.mix import KINDS, Budget, best_mix, with_unseen
 from headrace.loader.open import open_model
 from headrace.models.registry import describe
 from headrace.quantise.blocks import FORMATS
@@ -136,7 +136,7 @@ class Priced:
 
     def __init__(self, name: str, width: int, numbers: int) -> None:
         self.file_name, self.names, self.width = name, (name,), width
-        self.numbers = numbers
+        self.numbers = self.dense_bytes = numbers
 
     def bytes_as(self, kind: str) -> int:
         bits = {"Q4_0": 4, "Q4_K": 4, "Q5_0": 5, "Q5_K": 5, "Q6_K": 6, "Q8_0": 8}
@@ -197,6 +197,23 @@ def test_gate_and_up_have_one_type(arch: Any) -> None:
     for budget in range(48, 100, 4):
         found = best_mix(tensors, arch, losses, cost, budget, "bytes")
         assert found[names[0]] == found[names[1]]
+
+
+def test_a_matrix_that_no_token_went_through_is_not_free_of_loss(arch: Any) -> None:
+    tensors = [Priced(name, 32, 4) for name in ("seen", "unseen")]
+    kinds = [kind for kind in KINDS if "K" not in kind]
+    losses = {"seen": dict(zip(kinds, [(4.0, 4.0), (2.0, 2.0), (1.0, 1.0)], strict=True))}
+
+    def cost(mix: Mapping[str, str]) -> float:
+        return float(sum(one.bytes_as(mix[one.file_name]) for one in tensors))
+
+    full = with_unseen(losses, tensors, kinds)
+    assert full["unseen"] == losses["seen"] == full["seen"]
+    half = with_unseen(losses, [tensors[0], Priced("unseen", 32, 2)], kinds)
+    assert half["unseen"]["Q4_0"] == (2.0, 2.0)
+    assert best_mix(tensors, arch, full, cost, 40, "bytes") == dict.fromkeys(
+        ("seen", "unseen"), "Q5_0"
+    )
 
 
 @pytest.mark.parametrize("text_", ["", "fast", "-3ms", "nanms", "0ms", "1e400MB", "3 parsecs"])

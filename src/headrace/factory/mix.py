@@ -117,6 +117,32 @@ def weigh(
                 table[kind] = float(f"{low:.4g}"), float(f"{high:.4g}")
 
     sensitivities(files, some, visit, progress)
+    return with_unseen(found, tensors, kinds)
+
+
+def with_unseen(
+    losses: Losses, tensors: Sequence[Any], kinds: Sequence[str] | None
+) -> dict[str, dict[str, Loss]]:
+    """Return the losses with those of tensors that no token went through: a lookup table, an
+    expert that the router never picked. Theirs is the others' for each byte of the model, not zero:
+    nothing is known of them, so none is made smallest for free."""
+    found = {name: dict(table) for name, table in losses.items()}
+    seen = [one for one in tensors if losses.get(one.file_name)]
+    for one in tensors:
+        if losses.get(one.file_name):
+            continue
+        table = found.setdefault(one.file_name, {})
+        for kind in kinds or (one.kind,):
+            others = [other for other in seen if kind in losses[other.file_name]]
+            fits = kind not in BY_NAME or one.width % BY_NAME[kind].block == 0
+            if not others or not fits:
+                continue
+            share = one.dense_bytes / sum(other.dense_bytes for other in others)
+            low, high = (
+                share * sum(losses[other.file_name][kind][side] for other in others)
+                for side in (0, 1)
+            )
+            table[kind] = float(f"{low:.4g}"), float(f"{high:.4g}")
     return found
 
 

@@ -64,7 +64,7 @@ TARGETS = {
     "mxfp4": GgufTypes(("MXFP4", "MXFP4"), _ENDS, 38),
 }
 MIX = "mix"
-"""Target whose types a budget chooses; matrices that were not weighed are as in `q4_k`."""
+"""Target whose types a budget chooses."""
 TARGETS[MIX] = TARGETS["q4_k"]
 
 
