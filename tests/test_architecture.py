@@ -213,6 +213,11 @@ def test_starts_without_torch(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_the_gateway_starts_without_the_routes_of_the_server() -> None:
+    code = "import headrace.route.gateway, sys; sys.exit('fastapi' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def functions_of(tree: ast.Module) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
     """Each function, and the module itself, with what is in it and in no function within it."""
     kinds = ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda

@@ -12,6 +12,7 @@ import pytest
 from headrace.base import hardware
 from headrace.base.config import EngineOptions
 from headrace.base.errors import DoesNotFit, OptionError
+from headrace.base.several import ModelChoice
 from headrace.cli import explain, explain_hearing
 from headrace.models.whisper import WhisperArch
 from headrace.roofline.hearing import HearingRoom, hearing_memory, room_that_fits
@@ -32,11 +33,11 @@ def whisper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineOptions:
 def test_the_memory_is_that_of_the_parts(
     whisper: EngineOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    explain.show(whisper, None)
+    explain.show([ModelChoice(whisper)], None)
     shown = capsys.readouterr().out
     assert "decoder of 6, width 512, 8 heads" in shown
     assert "own K and V" in shown
-    explain.show(replace(whisper, dtype="float32"), None, as_json=True)
+    explain.show([ModelChoice(replace(whisper, dtype="float32"))], None, as_json=True)
     told = json.loads(capsys.readouterr().out)
     decided = {one["name"]: one["value"] for one in told["decisions"]}
     assert decided == {
@@ -49,7 +50,7 @@ def test_the_memory_is_that_of_the_parts(
 
 def test_options_of_text_are_refused_as_at_a_start(whisper: EngineOptions) -> None:
     with pytest.raises(OptionError, match="quantise means nothing"):
-        explain.show(replace(whisper, quantise="int8"), None)
+        explain.show([ModelChoice(replace(whisper, quantise="int8"))], None)
 
 
 def test_little_memory_has_fewer_windows(
@@ -64,8 +65,8 @@ def test_little_memory_has_fewer_windows(
         assert found == wanted
     here = replace(hardware.cpu(), available=room)
     monkeypatch.setattr(opening, "cpu", lambda: here)
-    explain.show(whisper, None)
+    explain.show([ModelChoice(whisper)], None)
     assert "cross K and V, 3 windows" in capsys.readouterr().out
     monkeypatch.setattr(opening, "cpu", lambda: replace(here, available=50 << 20))
     with pytest.raises(DoesNotFit, match="may take 25 MiB of the 50 that are available"):
-        explain.show(whisper, None)
+        explain.show([ModelChoice(whisper)], None)

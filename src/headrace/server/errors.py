@@ -61,6 +61,17 @@ def error_response(error: HeadraceError) -> Response:
     )
 
 
+def inference_error(error: HeadraceError) -> Response:
+    """Return an error in the format of KServe v2, with fields of our own."""
+    told = {"error": error.message, "type": error.type, "param": error.param}
+    return Response(
+        encode(told | {"code": code_of(error)}),
+        status_code=error.status,
+        headers=error_headers(error),
+        media_type="application/json",
+    )
+
+
 def internal_error() -> HeadraceError:
     """Return the client's view of a bug: no internals; the log has the traceback."""
     return HeadraceError("internal error; the server's log has the details")

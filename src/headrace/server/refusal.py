@@ -6,8 +6,7 @@ from starlette.responses import Response
 
 from ..base.errors import HeadraceError
 from .connection import openai_error_frame
-from .errors import error_body, error_response
-from .routes.kserve import error_reply as inference_reply
+from .errors import error_body, error_response, inference_error
 from .routes.messages.serve import error_reply, error_value
 from .routes.ollama.reply import error_line
 from .routes.ollama.reply import error_reply as ollama_reply
@@ -24,7 +23,7 @@ def refusal(path: str, error: HeadraceError) -> Response:
     if _below(OLLAMA, path):
         return ollama_reply(error)
     if _below(INFERENCE, path):
-        return inference_reply(error)
+        return inference_error(error)
     return error_reply(error) if _below(ANTHROPIC, path) else error_response(error)
 
 

@@ -13,10 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from ...base.errors import HeadraceError
 from ...base.version import VERSION
 from ..entry import entered
-from ..errors import code_of, error_headers
+from ..errors import inference_error
 from ..fields import Body
 from ..openapi import health, replies, takes
 from ..service import Service, of
@@ -83,15 +82,8 @@ class RepositoryEntry(TypedDict):
     reason: NotRequired[str]
 
 
-def error_reply(error: HeadraceError) -> Response:
-    """Return an error in the protocol's format, with fields of our own."""
-    told = {"error": error.message, "type": error.type, "param": error.param}
-    body = told | {"code": code_of(error)}
-    return json_response(body, status=error.status, headers=error_headers(error))
-
-
 def _service(request: Request) -> Service:
-    request.scope["headrace.error_reply"] = error_reply
+    request.scope["headrace.error_reply"] = inference_error
     return of(request)
 
 
