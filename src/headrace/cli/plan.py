@@ -38,7 +38,7 @@ from ..roofline.planner import (
 )
 from ..roofline.prices import read_prices
 from ..roofline.steady import Demand, Goal
-from .plan_check import Check, Checked
+from .plan_check import Check, Checked, each_at
 from .plan_launch import ENGINES, STARTS, launch_text, write_launch
 from .plan_show import PlanQuestion, document, show
 from .plan_tiers import print_tiers
@@ -271,12 +271,14 @@ def checked_rows(
     more += [
         one for one in frontier(found.candidates) if one.cost_per_million(check.demand) <= worth
     ]
+    others = [one for one in {id(one): one for one in more}.values() if id(one) not in seen]
+    others = others[: ROWS - len(first)]
     made = list(reversed(first))
-    for one in more:
-        if id(one) not in seen and len(made) < ROWS:
-            seen.add(id(one))
-            watch(str(one))
-            made.append(check.at(one))
+    if others:
+        watch(f"{others[0]} and {len(others) - 1} more")
+    for done in each_at(check, others):
+        made.append(done)
+        watch(f"{done.candidate} done, {len(first) + len(others) - len(made)} left")
     return [made[0], *sorted(made[1:], key=lambda one: one.candidate.price_per_hour)]
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
+from ..base.hardware import cpu
 from ..bench.metrics import request_values
 from ..bench.options import RunOptions
 from ..bench.steady_run import Capacity, Steady, flood, interval, steady_run
@@ -96,6 +100,24 @@ class Check:
         part = _Part(candidate, self)
         capacity = None if self.trace is not None else part.capacity()
         return part.checked(part.run(candidate.rate, capacity), candidate.rate)
+
+
+def each_at(check: Check, candidates: Sequence[Candidate]) -> Iterator[Checked]:
+    """Simulate each at its own rate, in processes on all cores, and yield the results in order."""
+    workers = min(len(candidates), cpu().physical_cores)
+    if workers < 2:
+        yield from map(check.at, candidates)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    ignored = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(workers, spawn, signal.signal, ignored) as pool:
+        try:
+            yield from pool.map(check.at, candidates)
+        except BaseException:  # Ctrl-C does not wait for what nobody will see.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.kill()
+            raise
 
 
 class _Part:
