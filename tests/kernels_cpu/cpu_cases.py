@@ -9,7 +9,9 @@ from headrace.kernels.arrays import Array, tensor
 from headrace.kernels.weights import BlockWeight
 from headrace.quant.ggml import dequantise
 
-KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+KINDS = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "IQ4_NL", "IQ4_XS",
+)  # fmt: skip
 BLOCKS = {  # values, bytes, where its fp16 numbers are
     "Q4_0": (32, 18, (0,)),
     "Q4_1": (32, 20, (0, 2)),
@@ -20,6 +22,8 @@ BLOCKS = {  # values, bytes, where its fp16 numbers are
     "Q5_K": (256, 176, (0, 2)),
     "Q6_K": (256, 210, (208,)),
     "MXFP4": (32, 17, (0,)),
+    "IQ4_NL": (32, 18, (0,)),
+    "IQ4_XS": (256, 136, (0,)),
 }
 
 

@@ -205,13 +205,13 @@ def test_gguf_tensors_that_do_not_fit_the_model(
 def test_gguf_type_that_is_not_read(tmp_path: Path) -> None:
     path = save_gguf(hf_model("Qwen2"), tmp_path / "m.gguf", "qwen2")
     content = bytearray(path.read_bytes())
-    # TQ2_0 needs rows of 256; IQ4_NL fits: 32 values in 18 bytes.
+    # TQ2_0 needs rows of 256; Q8_1 fits: 32 values in 40 bytes.
     name = b"blk.0.ffn_up.weight"
     at = content.index(name) + len(name) + 4 + 16
     assert struct.unpack_from("<I", content, at) == (0,)
-    struct.pack_into("<I", content, at, 20)
+    struct.pack_into("<I", content, at, 9)
     path.write_bytes(content)
-    with pytest.raises(UnsupportedModel, match=r"IQ4_NL; supported: F32.*Q6_K"):
+    with pytest.raises(UnsupportedModel, match=r"Q8_1; supported: F32.*Q6_K"):
         next(load_weights(open_model(str(path))))
 
 

@@ -134,4 +134,6 @@ FORMATS: dict[str, Format] = {
     "GGUF Q6_K": Format(blocks("Q6_K")),
     "GGUF Q8_0": Format(blocks("Q8_0")),
     "GGUF MXFP4": Format(blocks("MXFP4")),
+    "GGUF IQ4_NL": Format(blocks("IQ4_NL")),
+    "GGUF IQ4_XS": Format(blocks("IQ4_XS")),
 }

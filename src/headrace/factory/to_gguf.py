@@ -61,6 +61,7 @@ TARGETS = {
     "q4_k": GgufTypes(("Q4_K", "Q5_0"), _ENDS, 15, mixed=True),
     "q5_0": GgufTypes(("Q5_0", "Q5_0"), _ENDS, 8),
     "q4_0": GgufTypes(("Q4_0", "Q4_0"), _ENDS, 2),
+    "iq4_nl": GgufTypes(("IQ4_NL", "IQ4_NL"), _ENDS, 25),
     "mxfp4": GgufTypes(("MXFP4", "MXFP4"), _ENDS, 38),
 }
 MIX = "mix"

@@ -52,7 +52,7 @@ class BlockWeight:
     """
 
     kind: str
-    """ggml type name: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K …"""
+    """ggml type name: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL …"""
     data: Array
     shape: tuple[int, int]
     name: str = ""

@@ -195,6 +195,25 @@ def _mxfp4(b: torch.Tensor) -> Codes:
     return Codes(codes, scales, None, 16)
 
 
+def _looked_up(b: torch.Tensor, at: int) -> torch.Tensor:
+    """Look four bits at byte `at` up among IQ4_NL's values: [n, 32] uint8, each plus 128."""
+    return torch.tensor(_NON_LINEAR, dtype=torch.uint8, device=b.device)[_four(b, at).long()]
+
+
+def _iq4_nl(b: torch.Tensor) -> Codes:
+    return Codes(_looked_up(b, 2), _half(b, 0), None, 128)
+
+
+def _iq4_xs(b: torch.Tensor) -> Codes:
+    """Decode d, the two upper bits of eight scales, their four lower ones, 128 bytes of codes."""
+    low, high = _fields(b[:, 4:8], 4, 1), _fields(b[:, 2:4], 2, 1)
+    scales = (low | (high << 4)).to(torch.float32) - 32
+    codes = torch.cat([_looked_up(b, 8 + 16 * group) for group in range(8)], dim=1)
+    return Codes(codes, _half(b, 0) * scales, None, 128)
+
+
+_NON_LINEAR = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241]
+"""Values of IQ4_NL's codes, plus 128."""
 _TWICE = [16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4]
 """Twice the number of each four-bit code, plus 16."""
 FORMATS: dict[str, Format] = {
@@ -209,5 +228,7 @@ FORMATS: dict[str, Format] = {
     "Q5_K": Format(5, 32, _q5_k),
     "Q6_K": Format(6, 16, _q6_k),
     "MXFP4": Format(5, 32, _mxfp4),
+    "IQ4_NL": Format(8, 32, _iq4_nl),
+    "IQ4_XS": Format(8, 32, _iq4_xs),
 }
 assert set(FORMATS) == set(QUANTISED)

@@ -63,6 +63,7 @@ BY_NAME = {entry.name: entry for entry in _TABLE}
 DENSE = ("F32", "F16", "BF16")
 QUANTISED = (
     "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4",
+    "IQ4_NL", "IQ4_XS",
 )  # fmt: skip
 SUPPORTED = (*DENSE, *QUANTISED)
 """Types that Headrace reads as weights; the others are known only by their size."""

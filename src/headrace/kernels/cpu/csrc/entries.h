@@ -13,7 +13,7 @@
 
 #define HR_CODED_KINDS(EACH)                                                                    \
   EACH(Q4_0) EACH(Q4_1) EACH(Q5_0) EACH(Q5_1) EACH(Q8_0) EACH(Q4_K) EACH(Q5_K) EACH(Q6_K)       \
-  EACH(MXFP4) EACH(INT4) EACH(INT8) EACH(NVFP4)
+  EACH(MXFP4) EACH(INT4) EACH(INT8) EACH(NVFP4) EACH(IQ4_NL) EACH(IQ4_XS)
 #define HR_DENSE_KINDS(EACH) EACH(F32) EACH(F16) EACH(BF16) EACH(E4M3)
 
 namespace hr::HR_NAME {

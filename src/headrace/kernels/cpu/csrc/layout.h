@@ -22,6 +22,8 @@
 //   Q5_K      256   d, dmin            16 scales, 16 mins (bytes), nibbles, bits       5.625
 //   Q6_K      256   d                  2 × 16 scales (bytes), nibbles, pairs          6.5625
 //   MXFP4      32   e (bytes)          nibbles                                          4.25
+//   IQ4_NL     32   d                  nibbles                                           4.5
+//   IQ4_XS    256   d                  16 scales (signed bytes), nibbles              4.3125
 //   Q8_0_PLANES 32  d                  nibbles, bits; elsewhere: threes                  8.5
 //   INT4      128   d (fp32), z (byte) nibbles                                        4.3125
 //   INT8      128   d (fp32)           bytes                                            8.25
@@ -39,6 +41,8 @@
 // MXFP4 (OCP Microscaling Formats 1.0) is a number of four bits with a sign, two bits of exponent and
 // one of fraction, times 2^(e − 127). Twice a number is whole, from −12 to 12: codes are looked up as
 // these plus sixteen, and scales are halved. (Scales below 2^-126 count as none.)
+//
+// IQ4_NL and IQ4_XS look their codes up, too: sixteen whole numbers that lie closer around zero.
 //
 // INT4 and INT8 are what checkpoints in safetensors have and GGUF has not: scales beyond half
 // precision, and w = d · (code − z) with a zero z of each group's own.
@@ -86,6 +90,10 @@ constexpr Format kQ5_K{HR_Q5_K, 256, 64, 32, 320, 176, 0};
 constexpr Format kQ6_K{HR_Q6_K, 256, 32, 32, 384, 210, 0};
 constexpr Format kMXFP4{HR_MXFP4, 32, 16, 0, 256, 17, 0};
 constexpr uint8_t kMxfp4Codes[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+constexpr Format kIQ4_NL{HR_IQ4_NL, 32, 32, 0, 256, 18, 0};
+constexpr Format kIQ4_XS{HR_IQ4_XS, 256, 32, 16, 256, 136, 0};
+constexpr uint8_t kIq4Codes[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                   129, 141, 153, 166, 181, 197, 217, 241};  // with +128
 constexpr Format kQ8_0_PLANES{HR_Q8_0_PLANES, 32, 32, 0, 320, 34, 192};
 constexpr Format kINT4{HR_INT4, 128, 80, 0, 256, 0, 0};
 constexpr Format kINT8{HR_INT8, 128, 64, 0, 512, 0, 0};
@@ -103,6 +111,8 @@ static inline const Format* format_of(int kind) {
     case HR_Q6_K: return &kQ6_K;
     case HR_Q8_0_PLANES: return &kQ8_0_PLANES;
     case HR_MXFP4: return &kMXFP4;
+    case HR_IQ4_NL: return &kIQ4_NL;
+    case HR_IQ4_XS: return &kIQ4_XS;
     case HR_INT4: return &kINT4;
     case HR_INT8: return &kINT8;
     case HR_NVFP4: return &kNVFP4;

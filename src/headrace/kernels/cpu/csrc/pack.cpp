@@ -73,6 +73,7 @@ void take_fifth(uint32_t bits, uint8_t* codes) {
 void take_apart(int kind, const uint8_t* b, Parts* p) {
   switch (kind) {
     case HR_Q4_0:
+    case HR_IQ4_NL:
       p->d = read16(b);
       take_nibbles(b + 2, p->codes);
       break;
@@ -121,6 +122,14 @@ void take_apart(int kind, const uint8_t* b, Parts* p) {
         }
       break;
     }
+    case HR_IQ4_XS:
+      p->d = read16(b);
+      for (int j = 0; j < 8; ++j) {
+        const int low = (b[4 + j / 2] >> (4 * (j % 2))) & 15, high = (read16(b + 2) >> (2 * j)) & 3;
+        p->scales[j] = static_cast<uint8_t>((low | (high << 4)) - 32);
+        take_nibbles(b + 8 + 16 * j, p->codes + 32 * j);
+      }
+      break;
     case HR_Q6_K: {
       const uint8_t* low = b;
       const uint8_t* high = b + 128;
@@ -203,6 +212,8 @@ void pack_block(const Format& f, int count, uint8_t* out, uint8_t* low, Take tak
       if (f.kind == HR_Q4_K || f.kind == HR_Q5_K) {
         unit[o] = p.scales[u];
         unit[16 + o] = p.mins[u];
+      } else if (f.kind == HR_IQ4_XS) {
+        unit[o] = p.scales[u];
       } else if (f.kind == HR_Q6_K || f.kind == HR_NVFP4) {
         unit[o] = p.scales[2 * u];
         unit[16 + o] = p.scales[2 * u + 1];
@@ -329,6 +340,10 @@ void expand_row(int kind, const uint8_t* row, int64_t size, float scale, float* 
         case HR_Q8_0: x = (c - 128) * d; break;
         case HR_MXFP4:
           x = static_cast<float>(kMxfp4Codes[p.codes[i]] - 16) * half_power(p.scales[0]);
+          break;
+        case HR_IQ4_NL: x = (kIq4Codes[p.codes[i]] - 128) * d; break;
+        case HR_IQ4_XS:
+          x = d * static_cast<int8_t>(p.scales[i / 32]) * (kIq4Codes[p.codes[i]] - 128);
           break;
         case HR_Q4_1:
         case HR_Q5_1: x = c * d + m; break;

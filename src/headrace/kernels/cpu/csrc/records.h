@@ -11,8 +11,8 @@
 extern "C" {
 #endif
 
-// Weight kinds. 1 … 8 and 10 are GGUF block formats in panels, 9 is in two planes, 11 to 13 are of
-// safetensors, and from 16 on activations are floats.
+// Weight kinds. 1 … 8, 10, 14 and 15 are GGUF block formats in panels, 9 is in two planes, 11 to 13
+// are of safetensors, and from 16 on activations are floats.
 enum HrKind {
   HR_Q4_0 = 1,
   HR_Q4_1 = 2,
@@ -25,6 +25,7 @@ enum HrKind {
   HR_Q8_0_PLANES = 9,  // Q8_0 in the file: a head's, see layout.h and bound.h
   HR_MXFP4 = 10,
   HR_INT4 = 11, HR_INT8 = 12, HR_NVFP4 = 13,
+  HR_IQ4_NL = 14, HR_IQ4_XS = 15,
   HR_F32 = 16, HR_F16 = 17, HR_BF16 = 18,
   HR_E4M3 = 21,
   HR_I8 = 19,   // KV only: codes with a scale per token and head

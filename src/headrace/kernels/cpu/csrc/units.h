@@ -104,6 +104,22 @@ struct MXFP4 : Q4_0 {
   }
 };
 
+struct IQ4_NL : Q8_0 {
+  static constexpr hr::Format format = hr::kIQ4_NL;
+  template <int S, bool kFew>
+  HR_INLINE C code(const uint8_t* q) {
+    return c_find(hr::kIq4Codes, Q4_0::code<S, kFew>(q));
+  }
+};
+
+struct IQ4_XS : IQ4_NL {
+  static constexpr hr::Format format = hr::kIQ4_XS;
+  HR_INLINE F scale(const uint8_t* block, const uint8_t* unit) {
+    return f_mul(f_from_i(i_s8(reinterpret_cast<const int8_t*>(unit))),
+                 f_half(reinterpret_cast<const uint16_t*>(block)));
+  }
+};
+
 struct NVFP4 : MXFP4 {
   static constexpr hr::Format format = hr::kNVFP4;
   static constexpr Mode mode = kSub;
