@@ -163,7 +163,7 @@ async def test_a_client_that_leaves_ends_the_work() -> None:
                 assert b"w0" in part
                 break
         async with asyncio.timeout(20):
-            while not one.cancelled or app.collect()[0].samples[0].value:
+            while not one.cancelled or app.replicas[0].outstanding:
                 await asyncio.sleep(0.005)
 
 
