@@ -62,16 +62,15 @@ def models(
 def _table(found: list[CachedModel], free: int, speeds: dict[str, float] | None) -> Table:
     """Make a row of each model, under titles of tasks, the smallest first.
 
-    `speeds`: predicted tokens a second by name; None: no such column.
+    `speeds`: predicted tokens a second by name, in place of the bytes of repacked weights.
     """
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("name", min_width=20, overflow="fold")
     table.add_column("size", justify="right", no_wrap=True, min_width=6)
     table.add_column("memory", justify="right", no_wrap=True, min_width=6)
     table.add_column("here", no_wrap=True, min_width=7)
-    table.add_column("repacked", justify="right", no_wrap=True, min_width=8)
-    if speeds is not None:
-        table.add_column("tokens/s", justify="right", no_wrap=True, min_width=8)
+    last = "repacked" if speeds is None else "tokens/s"
+    table.add_column(last, justify="right", no_wrap=True, min_width=8)
     table.add_column("licence", overflow="fold")
     for task, title in {**TASKS, "": "Others on this disk"}.items():
         models = [model for model in found if model.task == task]
@@ -81,11 +80,11 @@ def _table(found: list[CachedModel], free: int, speeds: dict[str, float] | None)
             fits = "fits" if model.memory <= free else "–"
             state = "on disk" if model.complete else size(model.cached) if model.cached else fits
             memory = size(model.memory) if model.memory else "–"
-            packed = size(model.packed) if model.packed else "–"
-            cells = [model.name, size(model.size), memory, state, packed]
-            if speeds is not None:
-                cells.append(f"{speeds[model.name]:.3g}" if model.name in speeds else "–")
-            table.add_row(*cells, model.licence)
+            if speeds is None:
+                cell = size(model.packed) if model.packed else "–"
+            else:
+                cell = f"{speeds[model.name]:.3g}" if model.name in speeds else "–"
+            table.add_row(model.name, size(model.size), memory, state, cell, model.licence)
     return table
 
 
