@@ -175,7 +175,7 @@ HR_INLINE C c_shift(C x) {
 }
 
 // vpmaddubsw would saturate on eight bits: it takes |w| and ±a.
-constexpr bool kSigned8 = true;
+constexpr bool kSigned8 = true, kOneDot = false;
 HR_INLINE __m256i dot7_half(__m256i acc, __m256i w, __m256i a) {
   __m256i pairs = _mm256_maddubs_epi16(w, a);
   return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));

@@ -121,7 +121,7 @@ HR_INLINE C c_shift(C a) {  // left when positive; bits cross bytes, the caller 
 }
 
 #if HR_LEVEL >= 4
-constexpr bool kSigned8 = false;
+constexpr bool kSigned8 = false, kOneDot = true;
 HR_INLINE I dot7(I acc, C w, int32_t a4) {
   return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(a4))};
 }
@@ -135,7 +135,7 @@ HR_INLINE I dot_step(I acc, C w, const int8_t* codes) {
   return acc;
 }
 #else  // vpmaddubsw would saturate on eight bits: it takes |w| and ±a
-constexpr bool kSigned8 = true;
+constexpr bool kSigned8 = true, kOneDot = false;
 HR_INLINE I dot7(I acc, C w, int32_t a4) {
   __m512i pairs = _mm512_maddubs_epi16(w.v, _mm512_set1_epi32(a4));
   return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};

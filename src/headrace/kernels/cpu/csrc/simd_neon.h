@@ -227,7 +227,7 @@ HR_INLINE C c_shift(C x) {  // by bytes: what would cross is dropped, and the ca
 
 // Signed times signed: codes of seven bits as they are, those of eight with their highest bit
 // turned. Step S's four activations are lane S % 4 of a register: no broadcast.
-constexpr bool kSigned8 = true;
+constexpr bool kSigned8 = true, kOneDot = HR_LEVEL >= 1;
 HR_INLINE int32x4_t dot_quad(int32x4_t acc, int8x16_t w, int8x16_t a) {
 #if HR_LEVEL >= 1
   return vdotq_s32(acc, w, a);
