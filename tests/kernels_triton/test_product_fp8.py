@@ -100,13 +100,13 @@ def test_the_reference_and_old_gpus_expand_it() -> None:
 @pytest.mark.parametrize(
     ("capability", "has"), [((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True)]
 )
-def test_an_l40s_multiplies_fp8_in_the_row_of_those_before_it(
+def test_each_device_has_its_row_and_fp8_from_8_9_on(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     device = torch.device("cuda")
     assert multiplies_fp8(device) == has
-    assert architecture(device) == ("sm_90" if capability == (9, 0) else "sm_80")
+    assert architecture(device) == f"sm_{capability[0]}{capability[1]}"
     # What was asked for decides alone, and a CPU (the interpreter) is taken for a new device.
     assert not multiplies_fp8(device, "sm_80")
     assert multiplies_fp8(device, "sm_90")

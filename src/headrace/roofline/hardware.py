@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import NotFound, OptionError
-from ..base.foreign import any_json
 from .curves import CURVES
 from .efficiency import CPU_EFFICIENCY, Curve, Efficiency
 
@@ -262,6 +261,8 @@ def save_hardware(hardware: Hardware, path: Path) -> None:
 
 def load_hardware(path: Path) -> Hardware:
     """Read a file of `save_hardware` or a user; `OptionError` names the file and the error."""
+    # Local: a machine with a GPU and little else has no msgspec, and reads no such file.
+    from ..base.foreign import any_json
 
     def wrong(what: object) -> OptionError:
         return OptionError(

@@ -122,12 +122,12 @@ def replies(
     return found
 
 
-def health(*also: int) -> dict[int | str, Any]:
-    """Build the `responses` of a probe: an object for every status."""
+def health(*also: int, error: Any = ErrorReply) -> dict[int | str, Any]:
+    """Build the `responses` of a probe: an object for every status. `error`: as of `replies`."""
     unready = {"description": "Not now.", "model": dict[str, Any]}
     found: dict[int | str, Any] = {200: {"model": dict[str, Any]}, 503: unready}
     for status in also:
-        found[status] = {"model": ErrorReply, "description": ERRORS[status]}
+        found[status] = {"model": error, "description": ERRORS[status]}
     return found
 
 

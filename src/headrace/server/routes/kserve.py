@@ -144,13 +144,15 @@ def _described(service: Service, model: str, version: str | None) -> Response:
     )
 
 
-@router.get("/v2/models/{model}/ready", responses=health(404))
+@router.get("/v2/models/{model}/ready", responses=health(404, error=InferenceError))
 async def model_ready(request: Request, model: str) -> Response:
     """Return 200 if a request to this model would be served."""
     return _ready(_service(request), model, None)
 
 
-@router.get("/v2/models/{model}/versions/{version}/ready", responses=health(404))
+@router.get(
+    "/v2/models/{model}/versions/{version}/ready", responses=health(404, error=InferenceError)
+)
 async def version_ready(request: Request, model: str, version: str) -> Response:
     """Return 200 if a request to this version would be served."""
     return _ready(_service(request), model, version)

@@ -64,7 +64,7 @@ def _shown(residents: Resting, service: Service, *, loaded: bool) -> Resident:
     }
 
 
-@router.get("/operate/models", responses=replies(ResidentList, body=False))
+@router.get("/operate/models", responses=replies(ResidentList, bad_query=True))
 async def listed(request: Request) -> Response:
     """List the models, with the memory of those that are loaded."""
     service = of(request)
@@ -85,7 +85,7 @@ async def load(request: Request) -> Response:
     return json_response(_shown(residents, one, loaded=True))
 
 
-@router.delete("/operate/models/{name:path}", responses=replies(dict[str, str], body=False))
+@router.delete("/operate/models/{name:path}", responses=replies(dict[str, str], bad_query=True))
 async def unload(request: Request, name: str) -> Response:
     """Unload a model; its requests are finished first, and new ones refused."""
     service = of(request)
