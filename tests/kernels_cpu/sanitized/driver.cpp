@@ -179,7 +179,7 @@ void crews() {
   constexpr double window = hr::kWindow;
   double clock = 0;
   const auto program = [&](double seconds, double lost) {
-    crew.judge(clock, clock + seconds, lost);
+    crew.judge(clock, clock + seconds, lost, 1e3 * seconds);
     clock += seconds;
     return crew.members;
   };
@@ -194,16 +194,45 @@ void crews() {
   const double again = clock;
   while (program(1e-3, 0) == 1) CHECK(clock < again + hr::kLongestRest);
   CHECK(clock >= again + 8 * hr::kShortestRest - 1e-9);
-  for (int members : {4, 5, 5}) CHECK(program(1.25 * window, 0) == members);
+  for (int members : {3, 5, 5}) CHECK(program(1.25 * window, 0) == members);
   for (int i = 0; i < 20; ++i) {  // never none, never a rest without end
     while (crew.members > 1) program(1, 1);
     CHECK(crew.rest <= hr::kLongestRest);
     clock += 2 * hr::kLongestRest;
-    CHECK(program(1e-3, 0) == 2);
+    CHECK(program(1.25 * window, 0) == 2);
   }
   hr::Crew lone(1);
-  lone.judge(0, 1, 0);
+  lone.judge(0, 1, 0, 1);
   CHECK(lone.members == 1);
+}
+
+// One that is late and yet faster than its half stays, until that is long ago.
+void crews_that_are_faster() {
+  hr::Crew crew(2);
+  double clock = 0;
+  const auto program = [&](double seconds, double lost) {
+    crew.judge(clock, clock + seconds, lost, 8);
+    clock += seconds;
+    return crew.members;
+  };
+  CHECK(program(0.10, 0.06) == 1);
+  CHECK(program(0.12, 0) == 2);  // slower: back at once
+  for (int i = 0; i < 4; ++i) CHECK(program(0.10, 0.06) == 2);
+  clock += 2 * hr::kLongestRest;
+  CHECK(program(0.10, 0.06) == 1);
+  CHECK(program(0.06, 0) == 1);  // now it is faster
+  // Programs of other sizes are not compared.
+  hr::Crew other(2);
+  other.judge(0, 1, 0.6, 8);
+  CHECK(other.members == 1);
+  other.judge(1, 1.05, 0, 1);
+  CHECK(other.members == 1);
+  // Two programs of one team know nothing of each other.
+  hr::Crews crews(2);
+  alignas(64) int one[16] = {}, two[16] = {};
+  crews.of(one).judge(0, 1, 0.6, 1);
+  CHECK(crews.of(one).members == 1);
+  CHECK(crews.of(two).members == 2);
 }
 
 struct Seen {
@@ -227,9 +256,10 @@ void late_threads() {
   hr::Team* team = hr::team_new(4, &kernels);
   CHECK(team);
   HrStep step{};
+  Seen seen;
+  const HrRecord records[] = {{0, 0, &seen}, {0, 0, &seen}, {0, 0, &seen}};
   const auto job = [&](int late) {
-    Seen seen{late, 0, 0};
-    const HrRecord records[] = {{0, 0, &seen}, {0, 0, &seen}, {0, 0, &seen}};
+    seen = {late, 0, 0};
     CHECK(hr::team_run(team, records, 3, &step, nullptr) == 0);
     CHECK(seen.came == 3 * seen.threads);
     return seen.threads;
@@ -248,6 +278,7 @@ int main(int count, char** arguments) {
   const int rounds = count > 1 ? atoi(arguments[1]) : 60;
   if (count > 2) g_state ^= static_cast<uint64_t>(atoll(arguments[2])) << 20;
   crews();
+  crews_that_are_faster();
   late_threads();
   void* teams[3];
   for (int i = 0; i < 3; ++i) CHECK(teams[i] = hr_team_new(i + 1, nullptr));

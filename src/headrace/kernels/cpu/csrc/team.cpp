@@ -44,6 +44,8 @@
 namespace hr {
 namespace {
 
+constexpr int kApart = 8;  // doubles of a cache line
+
 #ifdef __SANITIZE_ADDRESS__  // it ends where the records of this job said
 constexpr bool kScratchStays = false;
 constexpr int64_t kScratchUnit = 64;
@@ -118,7 +120,7 @@ struct Team {
   Signal phase;  // a barrier opened
   alignas(64) std::atomic<int> arrived{0};
   bool stop = false;
-  Crew crew{1};
+  Crews crews{1};
 
   // The job. Either a task or records, of the first `members` threads.
   int members = 1;
@@ -129,6 +131,8 @@ struct Team {
   const HrStep* step = nullptr;
   double* seconds = nullptr;
   int met = kMet;  // how this team's meetings with other ranks went
+
+  double* lost = nullptr;  // of each thread: seconds that it waited beyond its spinning
 
   int64_t* counters = nullptr;
   int64_t counter_room = 0;
@@ -174,6 +178,7 @@ struct Team {
       const double began = times && thread == 0 ? now() : 0;
       if (list[i].code != HR_OP_EXCHANGE && list[i].code != HR_OP_HANDOVER) kernels->run(list[i], w);
       else if (thread == 0 && met == kMet) met = exchange(list[i]);
+      if (i + 1 == total) lost[thread * kApart] = waited;
       waited += barrier(all);
       if (times && thread == 0) times[i] = now() - began;
     }
@@ -225,7 +230,7 @@ void start_threads(Team* team) {
     ++started;
   }
   team->threads = started;  // fewer where the system refused: slower, still right
-  team->crew = Crew(started);
+  team->crews = Crews(started);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
@@ -284,9 +289,12 @@ Team* team_new(int threads, const Kernels* kernels) {
   if (!team) return nullptr;
   team->threads = threads < 1 ? 1 : threads;
   team->kernels = kernels;
-  team->handles = static_cast<pthread_t*>(
-      calloc(static_cast<size_t>(team->threads), sizeof(pthread_t)));
-  if (!team->handles) {
+  const auto size = static_cast<size_t>(team->threads);
+  team->handles = static_cast<pthread_t*>(calloc(size, sizeof(pthread_t)));
+  team->lost = static_cast<double*>(calloc(size, kApart * sizeof(double)));
+  if (!team->handles || !team->lost) {
+    free(team->handles);
+    free(team->lost);
     delete team;
     return nullptr;
   }
@@ -302,6 +310,7 @@ void team_free(Team* team) {
     for (int i = 1; i < team->threads; ++i) pthread_join(team->handles[i], nullptr);
   }
   free(team->handles);
+  free(team->lost);
   free(team->counters);
   free(team->scratch);
   delete team;
@@ -317,8 +326,9 @@ int team_run(Team* team, const HrRecord* records, int count, const HrStep* step,
     start_threads(team);
   }
   pthread_mutex_lock(&team->running);
-  const int members = team->crew.members;
-  const double began = team->crew.most > 1 ? now() : 0;
+  Crew& crew = team->crews.of(records);
+  const int members = crew.members;
+  const double began = crew.most > 1 ? now() : 0;
   if (!make_room(team, records, count, step, members)) {
     pthread_mutex_unlock(&team->running);
     return -1;
@@ -329,8 +339,11 @@ int team_run(Team* team, const HrRecord* records, int count, const HrStep* step,
   team->step = step;
   team->seconds = seconds;
   team->met = kMet;
-  const double waited = launch(team, members);
-  if (team->crew.most > 1) team->crew.judge(began, now(), waited);
+  double waited = launch(team, members);
+  // Whoever is put aside waits for nobody, and all others for him: the caller, too.
+  for (int i = 1; i < members; ++i) waited += team->lost[i * kApart];
+  if (members > 1) waited /= members - 1;
+  if (crew.most > 1) crew.judge(began, now(), waited, static_cast<double>(step->n));
   const int met = team->met;
   pthread_mutex_unlock(&team->running);
   return met;
