@@ -116,7 +116,7 @@ class Watcher:
         self.labels: list[str] = []
         self.stop_after = stop_after
 
-    def start(self, total: int, label: str) -> None:
+    def start(self, total: int, label: str, *, share: bool = False) -> None:
         self.total, self.shown = total, 0
         self.labels.append(label)
 

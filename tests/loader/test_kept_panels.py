@@ -344,7 +344,7 @@ panelfile.STAGE = t.HUGE
 
 class Slow:
     written = 0
-    def start(self, total, label): pass
+    def start(self, total, label, **more): pass
     def advance(self, n):
         if self.written:
             print("writing", flush=True)

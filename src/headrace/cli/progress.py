@@ -16,7 +16,7 @@ LINE_SECONDS = 10.0
 
 
 class DownloadBars:
-    """Display of the loader's `Progress`; nothing is printed while nothing is downloaded.
+    """Display of the loader's `Progress`; nothing is printed while nothing is in work.
 
     A context: a download that still runs in a thread at its exit ends with `DownloadError`.
     """
@@ -31,6 +31,7 @@ class DownloadBars:
         self._done = 0
         self._label = ""
         self._last = 0.0
+        self._share = False
         self._closed = False
 
     def __enter__(self) -> DownloadBars:
@@ -47,10 +48,15 @@ class DownloadBars:
             self._progress.stop()
             self._progress = None
 
-    def start(self, total: int, label: str) -> None:
+    def start(self, total: int, label: str, *, share: bool = False) -> None:
         self._total, self._label, self._done = total, label, 0
         if not self._live:
+            self._share = share
             return
+        if self._progress is not None and share != self._share:
+            self._progress.stop()
+            self._progress = None
+        self._share = share
         if self._progress is None:
             # Local: 40 ms of imports, of no use to a start whose files are here.
             from rich.console import Console
@@ -58,16 +64,17 @@ class DownloadBars:
                 BarColumn,
                 DownloadColumn,
                 Progress,
+                TaskProgressColumn,
                 TextColumn,
                 TimeRemainingColumn,
                 TransferSpeedColumn,
             )
 
+            sizes = [TaskProgressColumn()] if share else [DownloadColumn(), TransferSpeedColumn()]
             self._progress = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
-                DownloadColumn(),
-                TransferSpeedColumn(),
+                *sizes,
                 TimeRemainingColumn(),
                 console=Console(file=self._stream, markup=False),
             )
@@ -89,7 +96,11 @@ class DownloadBars:
             self._line()
 
     def _line(self) -> None:
-        size = f": {self._done / 2**20:.0f} of {self._total / 2**20:.0f} MiB" if self._total else ""
+        size = ""
+        if self._total and self._share:
+            size = f": {100 * self._done / self._total:.0f} %"
+        elif self._total:
+            size = f": {self._done / 2**20:.0f} of {self._total / 2**20:.0f} MiB"
         self._stream.write(f"{self._label}{size}\n")
         self._stream.flush()
 

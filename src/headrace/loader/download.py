@@ -148,8 +148,8 @@ class _Meter:
         self._progress = progress
         self._shown = 0
 
-    def start(self, total: int, label: str) -> None:
-        self._progress.start(total, label)
+    def start(self, total: int, label: str, *, share: bool = False) -> None:
+        self._progress.start(total, label, share=share)
 
     def advance(self, n: int) -> None:
         if n:

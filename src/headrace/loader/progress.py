@@ -8,10 +8,11 @@ from typing import Protocol, TextIO
 
 
 class Progress(Protocol):
-    """Listener for one file after the other: start, advance …, done."""
+    """Listener for one file, or one computation, after the other: start, advance …, done."""
 
-    def start(self, total: int, label: str) -> None:
-        """Begin a file of `total` bytes; the user reads `label` (the file's name, or a wait)."""
+    def start(self, total: int, label: str, *, share: bool = False) -> None:
+        """Begin a file of `total` bytes; the user reads `label` (the file's name, or a wait).
+        `share`: it is a computation of `total` parts, shown in per cent."""
         ...
 
     def advance(self, n: int) -> None:
@@ -26,7 +27,7 @@ class Progress(Protocol):
 class Silent:
     """A `Progress` that shows nothing."""
 
-    def start(self, total: int, label: str) -> None: ...
+    def start(self, total: int, label: str, *, share: bool = False) -> None: ...
 
     def advance(self, n: int) -> None: ...
 
@@ -50,7 +51,7 @@ class TerminalLine:
         self._label = ""
         self._next = 0.0
 
-    def start(self, total: int, label: str) -> None:
+    def start(self, total: int, label: str, *, share: bool = False) -> None:
         self._total, self._label, self._count = total, label, 0
         self._next = time.monotonic() + self.PATIENCE
 

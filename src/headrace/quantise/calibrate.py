@@ -159,7 +159,7 @@ def calibrate(
     waiting = {
         number: one for number, one in enumerate(targets) if not folder.has(f"tensor{number}")
     }
-    progress.start(total * len(cut), "calibrating")
+    progress.start(total * len(cut), "calibrating", share=True)
     progress.advance(total * folder.done)
     try:
         for number, segment in enumerate(cut):

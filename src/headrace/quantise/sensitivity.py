@@ -119,7 +119,7 @@ def sensitivities(
     total, longest = sum(map(len, windows)), max(map(len, windows))
     before: list[dict[Value, torch.Tensor]] = []
     values: dict[Value, torch.Tensor] = {}
-    progress.start(2 * total * len(cut), "weighing")
+    progress.start(2 * total * len(cut), "weighing", share=True)
     try:
         for segment in cut:
             before.append({value: values[value] for value in segment.graph.inputs})
