@@ -41,8 +41,8 @@ def _reader(decode: Callable[[Any], Kind]) -> Read[Kind]:
     def read(data: Encoded) -> Kind:
         try:
             return decode(data)
-        # msgspec's errors are a `ValueError`, like Python's own for text that is not UTF-8.
-        except (ValueError, RecursionError) as error:
+        # Python's own for text that is not UTF-8 is a `ValueError`; msgspec's are, but not in 0.19.
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             wrong = Undecodable(str(error))
             wrong.well_formed = isinstance(error, msgspec.ValidationError)
             raise wrong from None
