@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -12,6 +11,7 @@ if TYPE_CHECKING:
     from ..engine.hearing.engine import HearingEngine
     from ..engine.programs.engine import ProgramEngine
     from ..engine.programs.executor import ServedProgram
+    from .routes.kserve import StreamBody
     from .speech_fields import SpeechBody
 
 
@@ -40,12 +40,7 @@ class ProgramsFace(Protocol):
     def described(self, program: ServedProgram) -> dict[str, Any]: ...
     async def infer(self, request: Request, name: str, version: str | None) -> Response: ...
     async def open_stream(
-        self,
-        request: Request,
-        name: str,
-        shapes: Mapping[str, tuple[int, ...]],
-        period: float,
-        deadline: float,
+        self, request: Request, name: str, body: StreamBody
     ) -> dict[str, Any]: ...
     def close_stream(self, name: str, stream: str) -> None: ...
 

@@ -58,6 +58,10 @@ class StreamBody(Body):
     """A periodic stream that asks to be admitted."""
 
     shapes: dict[str, list[int]] = Field(description="Shape of each input of a run.")
+    values: dict[str, float] = Field(
+        default_factory=dict,
+        description="Number that fills an input while runs are measured; default 0.",
+    )
     period: float = Field(gt=0, le=3600, description="Seconds from one run to the next.")
     deadline: float | None = Field(
         None, gt=0, le=3600, description="Seconds in which a run must end; null: the period."
@@ -220,10 +224,7 @@ async def open_stream(request: Request, model: str) -> Response:
     """Admit a periodic stream of runs, if each of them and of all others will be in time."""
     _service(request).routes_of_programs.find(model)
     service, body = await entered(request, StreamBody)
-    shapes = {name: tuple(shape) for name, shape in body.shapes.items()}
-    deadline = body.deadline or body.period
-    routes = service.routes_of_programs
-    told = await routes.open_stream(request, model, shapes, body.period, deadline)
+    told = await service.routes_of_programs.open_stream(request, model, body)
     return json_response(told)
 
 
