@@ -41,6 +41,8 @@ class TimedWork:
     """Expected length of its run; None: not known."""
     lane: int | None = None
     """Lane of its stream; None: any."""
+    rest: float = 0.0
+    """Expected seconds of the work after it that has the same deadline."""
 
     @property
     def rank(self) -> tuple[int, float, int]:
@@ -50,8 +52,8 @@ class TimedWork:
 
     @property
     def latest(self) -> float:
-        """Last moment at which it can start and end in time."""
-        return self.deadline - (self.seconds or 0.0)
+        """Last moment at which it can start, and the work after it end in time."""
+        return self.deadline - (self.seconds or 0.0) - self.rest
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from ..engine.programs.engine import ProgramEngine
     from ..engine.programs.executor import ServedProgram
     from .routes.kserve import StreamBody
+    from .routes.ocr import OcrBody
     from .speech_fields import SpeechBody
 
 
@@ -38,6 +40,8 @@ class ProgramsFace(Protocol):
     def find(self, name: str, version: str | None = None) -> ServedProgram: ...
     def version(self, program: ServedProgram) -> str: ...
     def described(self, program: ServedProgram) -> dict[str, Any]: ...
+    @property
+    def read(self) -> Callable[[Request, OcrBody], Awaitable[dict[str, Any]]]: ...
     async def infer(self, request: Request, name: str, version: str | None) -> Response: ...
     async def open_stream(
         self, request: Request, name: str, body: StreamBody

@@ -20,6 +20,7 @@ from .caller import CALLER, RECEIVE
 from .connection import while_connected
 from .errors import UnsupportedMediaType
 from .generation import Usage
+from .reading import OcrRoutes
 from .service import Service
 from .tensors import DATATYPES, LENGTH_HEADER, Inference, json_length, read_infer, write_outputs
 
@@ -43,6 +44,7 @@ class ProgramRoutes:
 
     def __init__(self, service: Service, engine: ProgramEngine) -> None:
         self.service, self.engine = service, engine
+        self.read = OcrRoutes(service, engine).read
 
     def find(self, name: str, version: str | None = None) -> ServedProgram:
         """Return a program. Raises `NotFound` for another name or version."""

@@ -32,6 +32,7 @@ from ...programs.runner import Shapes, shapes_of
 from ...sched.deadlines import BATCH, INTERACTIVE, REALTIME, AdmittedStream, PeriodicStream
 from ..clients.face import Health
 from .executor import ProgramExecutor, ProgramRun, ServedProgram
+from .jobs import ProgramJobs
 from .metrics import ProgramMetrics
 from .sequences import Key, ProgramSequence, Sequences, unknown
 
@@ -84,6 +85,7 @@ class ProgramEngine:
         self.metrics = ProgramMetrics(self)
         self.registry = self.metrics.registry
         self.executor = ProgramExecutor(lanes, self.tasks, self._ended)
+        self.jobs = ProgramJobs(self.executor, self._job_ended)
         self.decisions: list[Decision] = []
         self.phases: dict[str, float] = {}
         self._shares = Shares(MOST_STREAMS, "as many streams are open as are allowed")
@@ -156,6 +158,10 @@ class ProgramEngine:
             metrics.ran.labels(name).observe(seconds)
         if outcome == "run" and run.deadline < math.inf:
             metrics.slack.labels(name).observe(max(0.0, run.deadline - self._loop.time()))
+
+    def _job_ended(self, name: str, outcome: str, seconds: float) -> None:
+        self.metrics.jobs.labels(name, outcome).inc()
+        self.metrics.job.labels(name).observe(seconds)
 
     # Runs
 
@@ -320,6 +326,7 @@ class ProgramEngine:
         self._draining = True
         if self._silence is not None:
             self._silence.cancel()
+        self.jobs.close()
         await self.executor.close()
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -76,6 +76,15 @@ class ProgramRun(TimedWork):
     future: asyncio.Future[Result]
     repeated: bool = False
     """Whether it began before, in a process that died."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPart:
+    """A run's place in a job, which has a place in the queue for all its runs."""
+
+    arrival: float
+    rest: float
+    """Expected seconds of the runs after it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -142,20 +151,21 @@ class ProgramExecutor:
         deadline: float = math.inf,
         admitted: AdmittedStream | None = None,
         owner: str = "",
+        part: JobPart | None = None,
     ) -> Result:
         """Run a program on inputs that fit it. `deadline`: time of the event loop's clock;
-        `admitted`: the stream that the run is one of.
+        `admitted`: the stream that the run is one of; `part`: its place in a job.
 
         Raises `DeadlineMissed`, `RunStopped`, `Overloaded`, `EngineDead`, and the run's own errors.
         A caller that is cancelled takes its run back, or has it stopped.
         """
-        now = self._loop.time()
         run = ProgramRun(
-            order=next(self._numbers) & 0xFFFFFFFF,
-            arrival=now,
+            order=self.number(),
+            arrival=self._loop.time() if part is None else part.arrival,
             urgency=urgency,
             deadline=deadline,
             seconds=program.prices.usual(shapes),
+            rest=0.0 if part is None else part.rest,
             lane=None if admitted is None else admitted.lane,
             program=program,
             feed=feed,
@@ -165,14 +175,25 @@ class ProgramExecutor:
             future=self._loop.create_future(),
         )
         self._check(run)
+        with nullcontext() if part is not None else self.place(owner):
+            try:
+                self.queue.push(run)
+                self._next()
+                return await run.future
+            except asyncio.CancelledError:
+                self._leave(run)
+                raise
+
+    def number(self) -> int:
+        """Return the next number by arrival."""
+        return next(self._numbers) & 0xFFFFFFFF
+
+    @contextmanager
+    def place(self, owner: str) -> Iterator[None]:
+        """Hold a place in the queue. Raises `Overloaded`."""
         self._places.take(owner, 1)
         try:
-            self.queue.push(run)
-            self._next()
-            return await run.future
-        except asyncio.CancelledError:
-            self._leave(run)
-            raise
+            yield
         finally:
             self._places.give(owner, 1)
 
@@ -438,6 +459,8 @@ def _ready(work: TimedWork) -> bool:
 def _hopeless(run: ProgramRun, now: float) -> DeadlineMissed:
     waited, took = (now - run.arrival) * 1e3, run.seconds
     why = f"a run takes {took * 1e3:.1f} ms" if took else "its deadline is over"
+    if run.rest:
+        why += f", and those after it {run.rest * 1e3:.1f} ms"
     if run.urgency == BATCH:
         why += ", and batch comes last"
     return DeadlineMissed(f"not begun after {waited:.1f} ms: {why}")

@@ -21,6 +21,8 @@ IN_LINE, KEPT = 0.3, 0.5
 """Odds from which a pixel is in a line, and mean odds from which a box is kept."""
 GROWN = 1.6
 """Factor of a box's area over its perimeter, by which it is grown on each side."""
+ARC = 0.25
+"""Pixels by which a round corner's points may be inside it."""
 LEAST_CORE, LEAST_BOX, LEAST_SIDE = 3, 5, 4
 """Shorter side of a core and of a grown box in the map, and sides of a box in the picture."""
 MOST_BOXES = 1000
@@ -36,12 +38,11 @@ def text_boxes(odds: Floats, width: int, height: int) -> list[Floats]:
     found = []
     for points in cores(_thickened(odds > IN_LINE)):
         core, side = smallest_rectangle(points)
-        if side < LEAST_CORE or mean_within(sums, core) < KEPT:
+        if side < LEAST_CORE or not mean_within(sums, core) >= KEPT:  # NaN is not.
             continue
         wide, high = (float(np.linalg.norm(core[0] - core[at])) for at in (1, 3))
-        # As integers, so that lines are those of the oracle, whose library of polygons has no
-        # others.
-        grown, side = smallest_rectangle(np.trunc(core), wide * high * GROWN / (2 * (wide + high)))
+        distance = wide * high * GROWN / (2 * (wide + high))
+        grown, side = smallest_rectangle(_grown(np.trunc(core), distance))
         if side < LEAST_BOX:
             continue
         scaled = np.rint(grown / (columns, rows) * (width, height))
@@ -126,10 +127,28 @@ def _neighbours(found: _Stretches, width: int) -> tuple[Integers, Integers]:
     return one, begin[one] + within
 
 
-def smallest_rectangle(points: Points, grown: float = 0.0) -> tuple[Points, float]:
-    """Return the corners [4, 2] of the smallest rectangle around points, `grown` on each side, and
-    its shorter side. One of its sides is along one of the convex hull (Freeman and Shapira
-    1975)."""
+def _grown(corners: Points, distance: float) -> Points:
+    """Return points of a quadrilateral's outline that was moved outwards, with round corners, at
+    whole pixels: those of the Clipper library, so that boxes are those of the oracle."""
+    edges = np.roll(corners, -1, 0) - corners
+    lengths = np.maximum(np.linalg.norm(edges, axis=1, keepdims=True), 1e-9)
+    after = np.stack([edges[:, 1], -edges[:, 0]], 1) / lengths
+    found = []
+    for corner, one, other in zip(corners, np.roll(after, 1, 0), after, strict=True):
+        turn = np.arctan2(one[0] * other[1] - one[1] * other[0], one @ other)
+        arc = np.pi / np.arccos(1 - min(1.0, ARC / max(distance, ARC))) / (2 * np.pi)
+        steps = max(1, round(arc * abs(turn)))
+        angles = np.arange(steps) / (2 * np.pi * arc) * np.sign(turn) if arc else np.zeros(1)
+        cos, sin = np.cos(angles), np.sin(angles)
+        normals = np.stack([one[0] * cos - one[1] * sin, one[0] * sin + one[1] * cos], 1)
+        found.append(corner + distance * np.concatenate([normals, other[None]]))
+    points = np.concatenate(found)
+    return np.trunc(points + np.copysign(0.5, points))
+
+
+def smallest_rectangle(points: Points) -> tuple[Points, float]:
+    """Return the corners [4, 2] of the smallest rectangle around points, and its shorter side. One
+    of its sides is along one of the convex hull (Freeman and Shapira 1975)."""
     hull = convex_hull(points)
     edges = np.roll(hull, -1, 0) - hull
     lengths = np.linalg.norm(edges, axis=1)
@@ -138,8 +157,8 @@ def smallest_rectangle(points: Points, grown: float = 0.0) -> tuple[Points, floa
         along = np.array([[1.0, 0.0]])
     normal = np.stack([-along[:, 1], along[:, 0]], 1)
     one, other = hull @ along.T, hull @ normal.T
-    low = np.stack([one.min(0), other.min(0)], 1) - grown
-    high = np.stack([one.max(0), other.max(0)], 1) + grown
+    low = np.stack([one.min(0), other.min(0)], 1)
+    high = np.stack([one.max(0), other.max(0)], 1)
     best = int(np.argmin(np.prod(high - low, 1)))
     axes = np.stack([along[best], normal[best]])
     (a, b), (c, d) = low[best], high[best]
@@ -178,9 +197,11 @@ def mean_within(sums: Points, corners: Points) -> float:
     each row's sums from its begin."""
     corners = np.trunc(corners)
     rows, columns = sums.shape[0], sums.shape[1] - 1
-    y0, y1 = np.clip([corners[:, 1].min(), corners[:, 1].max()], 0, rows - 1).astype(int)
-    y = np.arange(y0, y1 + 1)
-    low, high = np.zeros(len(y)), np.full(len(y), columns - 1.0)
+    (x0, y0), (x1, y1) = (
+        np.clip(most(0), 0, (columns - 1, rows - 1)) for most in (corners.min, corners.max)
+    )
+    y = np.arange(int(y0), int(y1) + 1)
+    low, high = np.full(len(y), x0), np.full(len(y), x1)
     for (ax, ay), (bx, by) in zip(corners, np.roll(corners, -1, 0), strict=True):
         dx, dy = bx - ax, by - ay
         # Half a pixel around the edge is on it.

@@ -32,11 +32,16 @@ def _between(size: int, wanted: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[
     return first, np.minimum(first + 1, size - 1), (places - first).astype(np.float32)
 
 
+def crop_size(corners: Floats) -> tuple[int, int]:
+    """Return width and height of a crop: the longer one of each pair of sides."""
+    sides = np.linalg.norm(corners - np.roll(corners, -1, 0), axis=1)
+    return int(max(sides[0], sides[2])), int(max(sides[1], sides[3]))
+
+
 def crop(pixels: Codes, corners: Floats) -> Codes | None:
     """Cut out the quadrilateral of these corners [4, 2] (x, y; clockwise from the upper left one)
     as a rectangle, with cubic interpolation; None if it is degenerate."""
-    sides = np.linalg.norm(corners - np.roll(corners, -1, 0), axis=1)
-    width, height = int(max(sides[0], sides[2])), int(max(sides[1], sides[3]))
+    width, height = crop_size(corners)
     if width < 1 or height < 1:
         return None
     try:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...base.errors import InvalidRequest
 from .boxes import text_boxes
-from .pixels import Codes, Floats, crop, resized
+from .pixels import Codes, Floats, crop, crop_size, resized
 
 LONGEST, SHORTEST = 2000, 30
 """Sides of a picture that is read as it is; others are scaled first."""
@@ -79,19 +79,22 @@ class Page:
         pixels = np.pad(pixels, ((above, above), (0, 2 * beside), (0, 0)))
         return cls(pixels, above, scale)
 
+    @property
+    def detected(self) -> tuple[int, int]:
+        """Width and height of the detector's input."""
+        rows, columns = self.pixels.shape[:2]
+        return _on_grid(columns, rows, max(1.0, DETECTED / min(rows, columns)))
+
     def for_detector(self) -> Floats:
         """Return the detector's input."""
-        rows, columns = self.pixels.shape[:2]
-        scale = max(1.0, DETECTED / min(rows, columns))
-        return _input(resized(self.pixels, *_on_grid(columns, rows, scale)))
+        return _input(resized(self.pixels, *self.detected))
 
     def boxes(self, odds: Floats) -> list[Floats]:
         """Return the boxes of lines in the detector's map [h, w], in reading order. Raises
         `InvalidRequest` if they overlap so much that they have too many pixels."""
         rows, columns = self.pixels.shape[:2]
         found = text_boxes(odds, columns, rows)
-        sides = [np.linalg.norm(box - np.roll(box, -1, 0), axis=1) for box in found]
-        area = int(sum(max(one[0], one[2]) * max(one[1], one[3]) for one in sides))
+        area = sum(math.prod(crop_size(box)) for box in found)
         if area > MOST_CROPPED:
             raise InvalidRequest(
                 f"the picture's {len(found)} lines overlap: they have {area:,} pixels in all, at "
@@ -103,7 +106,7 @@ class Page:
     def line(self, box: Floats) -> Codes | None:
         """Cut out a line, turned if it runs downwards; None if the box is degenerate."""
         found = crop(self.pixels, box)
-        if found is not None and found.shape[0] >= TALL * found.shape[1]:
+        if found is not None and runs_downwards(*found.shape[1::-1]):
             return np.rot90(found)
         return found
 
@@ -125,14 +128,18 @@ def _input(pixels: Codes, width: int = 0) -> Floats:
     return found
 
 
-def line_width(line: Codes, most: int) -> int:
+def runs_downwards(width: int, height: int) -> bool:
+    return height >= TALL * width
+
+
+def line_width(width: int, height: int, most: int) -> int:
     """Return the width of a line that is scaled to the height of 48 pixels."""
-    return min(most, math.ceil(HEIGHT * line.shape[1] / line.shape[0]))
+    return min(most, math.ceil(HEIGHT * width / height))
 
 
 def for_classifier(line: Codes) -> Floats:
     """Return the classifier's input."""
-    width = line_width(line, TURNED_WIDTH)
+    width = line_width(line.shape[1], line.shape[0], TURNED_WIDTH)
     return _input(resized(line, width, HEIGHT), TURNED_WIDTH)
 
 
@@ -141,16 +148,19 @@ def upside_down(odds: Floats) -> bool:
     return bool(odds[1] > max(odds[0], SURE))
 
 
-def reader_width(line: Codes) -> int:
-    """Return the width of the reader's input: one of few, so that their prices are known."""
-    width = line_width(line, MOST_WIDTH)
-    return max(LEAST_WIDTH, -(-width // GRID) * GRID)
+def reader_width(box: Floats) -> int:
+    """Return the width of the reader's input for a box: one of few, so that their prices are
+    known."""
+    width, height = crop_size(box)
+    if runs_downwards(width, height):
+        width, height = height, width
+    return max(LEAST_WIDTH, -(-line_width(width, max(1, height), MOST_WIDTH) // GRID) * GRID)
 
 
 def for_reader(line: Codes) -> Floats:
     """Return the reader's input."""
-    width = line_width(line, MOST_WIDTH)
-    return _input(resized(line, width, HEIGHT), reader_width(line))
+    width = line_width(line.shape[1], line.shape[0], MOST_WIDTH)
+    return _input(resized(line, width, HEIGHT), max(LEAST_WIDTH, -(-width // GRID) * GRID))
 
 
 def text_of(odds: Floats, characters: Sequence[str]) -> tuple[str, float]:
