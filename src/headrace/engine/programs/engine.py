@@ -366,7 +366,7 @@ def _element(port: Port, value: float) -> Array:
     """Return a number as an input's type has it. Raises `InvalidRequest` if it does not."""
     kind = np.dtype(port.type)
     with np.errstate(over="ignore", invalid="ignore"):
-        found: Array = np.float64(value).astype(kind)
+        found: Array = np.asarray(value, np.float64).astype(kind)
     if np.isfinite(found) and (kind.kind == "f" or float(found) == value):
         return found
     wrong = f"input {port.name:.80} has the value {value!r:.40}, which is no finite {kind}"

@@ -99,18 +99,20 @@ def _stretches(mask: npt.NDArray[np.bool_]) -> _Stretches:
 def _joined(found: _Stretches, width: int) -> Integers:
     """Return for each stretch a number that connected ones share."""
     one, other = _neighbours(found, width)
-    parent = np.arange(len(found.row))
-    hook = np.minimum
+    parent, down = np.arange(len(found.row)), True
     while True:
         low, high = np.minimum(parent[one], parent[other]), np.maximum(parent[one], parent[other])
-        open_ = low != high
-        if not open_.any():
+        apart = low != high
+        if not apart.any():
             return parent
-        one, other, low, high = one[open_], other[open_], low[open_], high[open_]
+        one, other, low, high = one[apart], other[apart], low[apart], high[apart]
         # Roots hang themselves on smaller ones, then on larger ones: twice, and every root with a
         # neighbour has (Shiloach and Vishkin 1982), so rounds are few whatever the mask.
-        hook.at(parent, *((high, low) if hook is np.minimum else (low, high)))
-        hook = np.maximum if hook is np.minimum else np.minimum
+        if down:
+            np.minimum.at(parent, high, low)
+        else:
+            np.maximum.at(parent, low, high)
+        down = not down
         while not np.array_equal(next_ := parent[parent], parent):
             parent = next_
 
@@ -142,7 +144,7 @@ def _grown(corners: Points, distance: float) -> Points:
         cos, sin = np.cos(angles), np.sin(angles)
         normals = np.stack([one[0] * cos - one[1] * sin, one[0] * sin + one[1] * cos], 1)
         found.append(corner + distance * np.concatenate([normals, other[None]]))
-    points = np.concatenate(found)
+    points: Points = np.concatenate(found)
     return np.trunc(points + np.copysign(0.5, points))
 
 

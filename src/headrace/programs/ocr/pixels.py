@@ -90,7 +90,8 @@ def _cubic(pixels: Codes, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]
             columns = np.clip(left + column - 1, 0, width - 1)
             line += across[column][:, None] * pixels[rows, columns]
         found += down[row][:, None] * line
-    return np.rint(found.clip(0, 255)).astype(np.uint8)
+    codes: Codes = np.rint(found.clip(0, 255)).astype(np.uint8)
+    return codes
 
 
 def _kernel(share: npt.NDArray[np.float64]) -> list[Floats]:
