@@ -193,11 +193,13 @@ class ProgramEngine:
         async def ran(feed: Feed) -> dict[str, Array]:
             fit = fitting(program.confined.inputs, feed)
             shapes, deadline = shapes_of(program.confined.inputs, fit), now + timeout
+            release = now
             if opened is not None:
                 if shapes != opened.shapes:
                     raise InvalidRequest("the shapes are not those of the stream", param="inputs")
                 opened.last = now
-                deadline = min(deadline, opened.admitted.due(now))
+                release, due = opened.admitted.released(now)
+                deadline = min(deadline, due)
             return await self.executor.run(
                 program,
                 fit,
@@ -205,6 +207,7 @@ class ProgramEngine:
                 seed=seed,
                 urgency=urgency if opened is None else REALTIME,
                 deadline=deadline,
+                release=release,
                 admitted=None if opened is None else opened.admitted,
                 owner=owner,
             )
