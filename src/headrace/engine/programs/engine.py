@@ -26,9 +26,9 @@ from ...obs.tasks import TaskWatch
 from ...programs.confined import MOST_REGION, ConfinedProgram
 from ...programs.inspection import LIMITS, inspected
 from ...programs.inspection import ProgramLimits as ProgramLimits
+from ...programs.measured import Shapes, shapes_of
 from ...programs.onnx import Port
 from ...programs.rows import MOST_RANK, MOST_SIZE, Array, Feed, fitting
-from ...programs.runner import Shapes, shapes_of
 from ...sched.deadlines import BATCH, INTERACTIVE, REALTIME, AdmittedStream, PeriodicStream
 from ..clients.face import Health
 from .executor import ProgramExecutor, ProgramRun, ServedProgram

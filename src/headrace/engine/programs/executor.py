@@ -28,8 +28,8 @@ from ...base.errors import (
 from ...base.shares import Shares
 from ...obs.tasks import TaskWatch
 from ...programs.confined import GRACE_SECONDS, ConfinedProgram
+from ...programs.measured import Shapes
 from ...programs.rows import Array, Feed
-from ...programs.runner import Shapes
 from ...sched.deadlines import (
     BATCH,
     AdmittedStream,

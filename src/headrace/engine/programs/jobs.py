@@ -17,8 +17,8 @@ from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 from ...base.errors import DeadlineMissed, HeadraceError, ShuttingDown
+from ...programs.measured import Shapes, shapes_of
 from ...programs.rows import Feed, fitting
-from ...programs.runner import Shapes, shapes_of
 from ...sched.deadlines import CLASSES, INTERACTIVE, TimedWork
 from .executor import JobPart, ProgramExecutor, Result, ServedProgram
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from ...base.errors import EngineFault, UnsupportedModel
 from ...media import WholePicture
+from ...programs.measured import Shapes
 from ...programs.ocr import steps
 from ...programs.ocr.pixels import Codes, Floats
 from ...programs.rows import Array
-from ...programs.runner import Shapes
 from .executor import Result, ServedProgram
 from .jobs import Beside, ProgramJob
 

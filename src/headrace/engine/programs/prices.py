@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
-from ...programs.runner import Shapes, covers
+from ...programs.measured import Shapes, covers
 
 MOST_BUCKETS = 256
 """Sets of shapes whose lengths are kept: those used last."""
