@@ -31,7 +31,7 @@ from headrace.media import (
     PICTURE_REFUSALS,
     PictureLimits,
     decode_picture,
-    decode_whole,
+    decode_uncut,
     levels,
 )
 from headrace.media import picture_child as child
@@ -314,7 +314,7 @@ def test_no_whole_picture_is_larger_than_was_asked(size: tuple[int, int]) -> Non
 def test_a_whole_picture_has_the_pixels_of_the_file(format: str) -> None:
     picture = drawn(np.random.default_rng(5), 61, 40, "RGB")
     data = encoded(picture, format)
-    made = decode_whole(data, 64)
+    made = decode_uncut(data, 64)
     opened = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
     assert (made.width, made.height, made.format) == (61, 40, format.lower())
     assert np.array_equal(made.pixels, opened)
@@ -324,7 +324,7 @@ def test_a_large_picture_is_reduced_and_turned() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     picture = drawn(np.random.default_rng(6), 300, 100, "RGB")
-    made = decode_whole(encoded(picture, "PNG", exif=exif), 150)
+    made = decode_uncut(encoded(picture, "PNG", exif=exif), 150)
     assert (made.width, made.height) == (100, 300)
     assert made.pixels.shape == (150, 50, 3)
     wanted = picture.transpose(Image.Transpose.ROTATE_270).resize(
@@ -332,7 +332,7 @@ def test_a_large_picture_is_reduced_and_turned() -> None:
     )
     assert np.array_equal(made.pixels, np.asarray(wanted))
     with pytest.raises(InvalidRequest, match="more pixels"):
-        decode_whole(encoded(picture, "PNG"), 150, PictureLimits(pixels=29_999))
+        decode_uncut(encoded(picture, "PNG"), 150, PictureLimits(pixels=29_999))
 
 
 @pytest.mark.parametrize(

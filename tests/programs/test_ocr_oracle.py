@@ -84,7 +84,7 @@ def drawn(seed: int) -> Any:
 
 
 def test_lines_are_the_oracles() -> None:
-    """As many lines, corners up to a pixel (the oracle's rectangles are computed in single
+    """Equal numbers of lines, corners up to a pixel (the oracle's rectangles are computed in single
     precision and cut to integers), and of 200 characters at most one other: this pixel decides
     between o, O and 0. The reader is unsure of spaces."""
     others = total = 0

@@ -20,9 +20,9 @@ from .pictures import (
     PICTURE_REFUSALS,
     Picture,
     PictureLimits,
-    WholePicture,
+    UncutPicture,
     decode_picture,
-    decode_whole,
+    decode_uncut,
     levels,
 )
 
@@ -36,11 +36,11 @@ __all__ = [
     "Picture",
     "PictureLimits",
     "Sound",
-    "WholePicture",
+    "UncutPicture",
     "declared",
     "decode",
     "decode_into",
     "decode_picture",
-    "decode_whole",
+    "decode_uncut",
     "levels",
 ]

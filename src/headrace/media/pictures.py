@@ -73,7 +73,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class WholePicture:
+class UncutPicture:
     """A decoded picture in one piece."""
 
     pixels: Codes
@@ -112,18 +112,18 @@ def decode_picture(
     return Picture(tiles, answer["rows"], answer["columns"], *_about(answer))
 
 
-def decode_whole(
+def decode_uncut(
     data: bytes,
     longest: int,
     limits: PictureLimits = PictureLimits(),
     param: str = "file",
     on_child: OnChild | None = None,
-) -> WholePicture:
+) -> UncutPicture:
     """Decode the first frame of a picture, reduced if a side is longer than `longest`. Blocks and
     raises as `decode_picture`."""
     order = {"longest": longest, "result": 3 * longest**2}
     answer, pixels = _decoded(data, order, partial(_of_one, longest), limits, param, on_child)
-    return WholePicture(pixels, *_about(answer))
+    return UncutPicture(pixels, *_about(answer))
 
 
 Shaped = Callable[[int, int], tuple[int, ...] | None]

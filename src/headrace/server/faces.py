@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from ..engine.hearing.engine import HearingEngine
     from ..engine.programs.engine import ProgramEngine
     from ..engine.programs.executor import ServedProgram
-    from .routes.kserve import StreamBody
-    from .routes.ocr import OcrBody
+    from .program_fields import OcrBody, StreamBody
     from .speech_fields import SpeechBody
 
 

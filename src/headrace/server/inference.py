@@ -25,7 +25,7 @@ from .service import Service
 from .tensors import DATATYPES, LENGTH_HEADER, Inference, json_length, read_infer, write_outputs
 
 if TYPE_CHECKING:
-    from .routes.kserve import StreamBody
+    from .program_fields import StreamBody
 
 PLATFORM = "onnxruntime_onnx"
 _DATATYPES = {numpy: name for name, numpy in DATATYPES.items()}

@@ -15,7 +15,7 @@ from ..base.errors import InvalidRequest, ModelNotFound
 from ..base.names import nearest
 from ..engine.programs.engine import ProgramEngine
 from ..engine.programs.ocr import OcrPipeline, pipeline_names
-from ..media import PictureLimits, decode_whole
+from ..media import PictureLimits, decode_uncut
 from ..programs.ocr.steps import LONGEST
 from ..sched.deadlines import CLASSES
 from .caller import CALLER, RECEIVE
@@ -23,7 +23,7 @@ from .connection import while_connected
 from .generation import Usage
 
 if TYPE_CHECKING:
-    from .routes.ocr import OcrBody
+    from .program_fields import OcrBody
     from .service import Service
 
 LIMITS = PictureLimits()
@@ -74,7 +74,7 @@ class OcrRoutes:
             owner=CALLER.get().owner,
         )
         async with begun as job:
-            picture = await service.decoders.run(decode_whole, data, LONGEST, LIMITS, "image")
+            picture = await service.decoders.run(decode_uncut, data, LONGEST, LIMITS, "image")
             lines = await pipeline.read(job, picture, service.hands.run)
         return {
             "object": "ocr",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...base.errors import EngineFault, UnsupportedModel
-from ...media import WholePicture
+from ...media import UncutPicture
 from ...programs.measured import Shapes
 from ...programs.ocr import steps
 from ...programs.ocr.pixels import Codes, Floats
@@ -41,7 +41,7 @@ class OcrPipeline:
         self.characters = ("", *listed.split("\n"), " ")
 
     async def read(
-        self, job: ProgramJob, picture: WholePicture, beside: Beside
+        self, job: ProgramJob, picture: UncutPicture, beside: Beside
     ) -> list[steps.TextLine]:
         """Read a picture's lines, in reading order. `beside` computes what lies between runs.
 

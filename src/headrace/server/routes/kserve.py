@@ -17,8 +17,8 @@ from ...base.errors import HeadraceError
 from ...base.version import VERSION
 from ..entry import entered
 from ..errors import code_of, error_headers
-from ..fields import Body
 from ..openapi import health, replies, takes
+from ..program_fields import StreamBody
 from ..service import Service, of
 from ..wire import json_response
 
@@ -52,20 +52,6 @@ class InferBody(BaseModel):
     inputs: list[TensorBody]
     outputs: list[dict[str, Any]] = Field(default_factory=list)
     parameters: dict[str, Any] = Field(default_factory=dict)
-
-
-class StreamBody(Body):
-    """A periodic stream that asks to be admitted."""
-
-    shapes: dict[str, list[int]] = Field(description="Shape of each input of a run.")
-    values: dict[str, float] = Field(
-        default_factory=dict,
-        description="Number that fills an input while runs are measured; default 0.",
-    )
-    period: float = Field(gt=0, le=3600, description="Seconds from one run to the next.")
-    deadline: float | None = Field(
-        None, gt=0, le=3600, description="Seconds in which a run must end; null: the period."
-    )
 
 
 class StreamReply(TypedDict):

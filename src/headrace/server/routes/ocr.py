@@ -5,33 +5,16 @@ from __future__ import annotations
 from typing import Literal
 
 from fastapi import APIRouter
-from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from ..entry import entered
-from ..fields import Body
 from ..openapi import replies, takes
+from ..program_fields import OcrBody
 from ..wire import json_response
 
 router = APIRouter(tags=["programs"])
-
-
-class OcrBody(Body):
-    model: str | None = Field(
-        None, description="Name of a pipeline, such as ocr-pp-v4; null: the only one."
-    )
-    image: str = Field(
-        min_length=1,
-        description="A jpeg, png, webp, bmp or gif as a data URL or in base64; nothing is fetched.",
-    )
-    timeout: float | None = Field(
-        None, gt=0, le=3600, description="Seconds to the deadline of the whole request."
-    )
-    urgency: Literal["interactive", "batch"] | None = Field(
-        None, alias="class", description="Default interactive; batch comes last."
-    )
 
 
 class OcrLine(TypedDict):
