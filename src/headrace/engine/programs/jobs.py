@@ -12,7 +12,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, TypeVar
 
@@ -38,12 +38,16 @@ class ProgramJob:
     owner: str
     owed: float = 0.0
     """Expected seconds of the runs that will come."""
+    _prices: dict[tuple[str, Shapes], float] = field(default_factory=dict)
+    """Looked up once for all runs of one shape: a job may announce thousands."""
 
     def expect(self, program: ServedProgram, shapes: Shapes) -> float:
         """Announce a run; return its expected length, which `run` takes. Unknown lengths are 0."""
-        price = program.prices.usual(shapes) or 0.0
-        self.owed += price
-        return price
+        key = program.name, shapes
+        if key not in self._prices:
+            self._prices[key] = program.prices.usual(shapes) or 0.0
+        self.owed += self._prices[key]
+        return self._prices[key]
 
     async def run(self, program: ServedProgram, inputs: Feed, expected: float = 0.0) -> Result:
         """Run a program. `expected`: the value of `expect` if the run was announced. Raises as
