@@ -121,6 +121,44 @@ def test_without_the_extra_a_file_is_still_inspected(
     library.library.cache_clear()
 
 
+def pooling(path: Path) -> None:
+    """One node that no flag can stop: with a picture of 2,000 by 2,000 it takes hours."""
+    value = onnx.helper.make_tensor_value_info
+    size = 2001
+    node = onnx.helper.make_node(
+        "MaxPool", ["x"], ["y"], kernel_shape=[size, size], pads=[size - 1] * 4
+    )
+    ports = [value("x", 1, [1, 1, "h", "w"])], [value("y", 1, None)]
+    graph = onnx.helper.make_graph([node], "g", *ports)
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+
+
+def test_an_endless_node_is_killed_as_it_is_measured(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "pool.onnx"
+    pooling(path)
+    large = ("--input", "x=zeros:1x1x2000x2000", "--seconds", "0.5")
+    done = run("programs", "inspect", str(path), *large)
+    assert done.returncode != 0
+    assert "did not stop within 0.5 s, its time limit, and was killed" in done.stderr
+    rows = json.loads(run("programs", "inspect", str(path), "--json").stdout)["4 rows"]
+    assert rows == "one by one, every input has a fixed first dimension: one row"
+
+
+def test_the_processors_time_is_that_of_the_confined_runs(run: Any, tmp_path: Path) -> None:
+    make, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    weights = onnx.numpy_helper.from_array(np.ones((512, 512), np.float32), "w")
+    ports = [value("x", 1, ["batch", 512])], [value("y", 1, ["batch", 512])]
+    graph = onnx.helper.make_graph([make("MatMul", ["x", "w"], ["y"])], "g", *ports, [weights])
+    opset, path = [onnx.helper.make_opsetid("", 17)], tmp_path / "m.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+    done = run("programs", "inspect", str(path), "--json")
+    verdict = json.loads(done.stdout)["4 rows"]
+    if "equal" in verdict:  # Else the library's bits differ on this processor.
+        alone = float(verdict.partition("CPU, ")[2].partition(" ")[0])
+        assert alone > 0.0
+
+
 def header(text: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from headrace.base.errors import (
     ShuttingDown,
 )
 from headrace.engine.programs import engine as programs_engine
-from headrace.engine.programs import sequences
+from headrace.engine.programs import executor, sequences
 from headrace.engine.programs.engine import ProgramEngine, SequenceStep
 from headrace.engine.programs.files import is_program, program_files
 from headrace.engine.programs.prices import RunPrices
@@ -490,6 +490,67 @@ async def test_shapes_of_a_stream_are_bounded_before_they_are_made(tmp_path: Pat
             assert wrong.value.param == "shapes"
         assert len(str(wrong.value)) < 400
         await engine.open_stream(double, {"x": (256,)}, period=9.0, deadline=9.0, most=1024)
+
+
+async def test_shapes_that_no_longer_run_keep_no_stream_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with engine_of(tmp_path, "double") as engine:
+        double, now = engine.find("double"), asyncio.get_running_loop().time()
+        for _ in range(2):
+            double.prices.observe((("x", (9,)),), 10.0, now)
+        monkeypatch.setattr(executor, "LATELY", 1e6)
+        with pytest.raises(Overloaded, match=r"beside runs of 10000\.0 ms"):
+            await engine.open_stream(double, {"x": (3,)}, period=60.0, deadline=5.0)
+        monkeypatch.setattr(executor, "LATELY", 0.0)
+        await engine.open_stream(double, {"x": (3,)}, period=60.0, deadline=5.0)
+        with pytest.raises(Overloaded, match="is too long beside the admitted streams"):
+            await engine.run(double, {"x": np.ones(9, "f")})
+        assert double.prices.longest == 10.0
+
+
+async def test_early_runs_of_a_stream_are_not_before_other_work(tmp_path: Path) -> None:
+    async with engine_of(tmp_path, "double", "endless") as engine:
+        double, order = engine.find("double"), list[str]()
+        opened = await engine.open_stream(double, {"x": (3,)}, period=600.0, deadline=300.0)
+
+        async def run(name: str, **more: Any) -> None:
+            await engine.run(double, ONES, **more)
+            order.append(name)
+
+        work = asyncio.ensure_future(engine.run(engine.find("endless"), LOOP))
+        await until_running(engine)
+        waiting = [
+            asyncio.ensure_future(run(name, **more))
+            for name, more in (
+                ("released", {"stream": opened.id}),
+                ("early", {"stream": opened.id}),
+                ("interactive", {}),
+            )
+        ]
+        await until_waiting(engine, 3)
+        work.cancel()
+        await asyncio.gather(*waiting)
+        assert order == ["released", "interactive", "early"]
+
+
+async def test_an_early_run_gets_real_time_when_its_period_is_over(tmp_path: Path) -> None:
+    async with engine_of(tmp_path, "double", "endless") as engine:
+        double = engine.find("double")
+        opened = await engine.open_stream(double, {"x": (3,)}, period=2.0, deadline=2.0)
+        await engine.run(double, ONES, stream=opened.id)
+        work = asyncio.ensure_future(engine.run(engine.find("endless"), LOOP))
+        await until_running(engine)
+        early = asyncio.ensure_future(engine.run(double, ONES, stream=opened.id))
+        await until_waiting(engine, 1)
+        (waiting,) = engine.executor.queue.waiting()
+        assert waiting.urgency == BATCH
+        while waiting.urgency == BATCH:
+            await asyncio.sleep(0.01)
+        assert (waiting.urgency, waiting.release) == (REALTIME, -math.inf)
+        work.cancel()
+        with suppress(DeadlineMissed):  # A busy machine may be late.
+            assert (await early)["y"].tolist() == [2, 2, 2]
 
 
 async def test_runs_too_long_for_the_streams_are_refused(tmp_path: Path) -> None:

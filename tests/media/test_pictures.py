@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,16 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import (
 
 from headrace.base.errors import HeadraceError, InvalidRequest, TooLarge
 from headrace.base.tiling import Tiling, cut
-from headrace.media import PICTURE_REFUSALS, PictureLimits, decode_picture, levels
+from headrace.media import (
+    PICTURE_REFUSALS,
+    PictureLimits,
+    decode_picture,
+    decode_uncut,
+    levels,
+)
 from headrace.media import picture_child as child
 from headrace.media.confined import run_child
-from headrace.media.pictures import _believable, picture_format
+from headrace.media.pictures import _believable, _of_one, _of_tiles, picture_format
 
 SMALL = Tiling(longest=96, tile=32, split=True)
 MEAN, DEVIATION = (0.5, 0.4, 0.3), (0.5, 0.25, 0.7)
@@ -293,7 +300,39 @@ def test_limits() -> None:
     ],
 )
 def test_an_answer_of_a_child_is_not_believed(answer: Any) -> None:
-    assert not _believable(json.loads(json.dumps(answer)), PictureLimits(tiles=20))
+    told = json.loads(json.dumps(answer))
+    assert not _believable(told, PictureLimits(tiles=20), partial(_of_tiles, 32, 20))
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (65, 5), (5, 65)])
+def test_no_whole_picture_is_larger_than_was_asked(size: tuple[int, int]) -> None:
+    told = {"rows": size[0], "columns": size[1], "width": 1, "height": 1}
+    assert not _believable(told, PictureLimits(), partial(_of_one, 64))
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_a_whole_picture_has_the_pixels_of_the_file(format: str) -> None:
+    picture = drawn(np.random.default_rng(5), 61, 40, "RGB")
+    data = encoded(picture, format)
+    made = decode_uncut(data, 64)
+    opened = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert (made.width, made.height, made.format) == (61, 40, format.lower())
+    assert np.array_equal(made.pixels, opened)
+
+
+def test_a_large_picture_is_reduced_and_turned() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture = drawn(np.random.default_rng(6), 300, 100, "RGB")
+    made = decode_uncut(encoded(picture, "PNG", exif=exif), 150)
+    assert (made.width, made.height) == (100, 300)
+    assert made.pixels.shape == (150, 50, 3)
+    wanted = picture.transpose(Image.Transpose.ROTATE_270).resize(
+        (50, 150), Image.Resampling.BILINEAR
+    )
+    assert np.array_equal(made.pixels, np.asarray(wanted))
+    with pytest.raises(InvalidRequest, match="more pixels"):
+        decode_uncut(encoded(picture, "PNG"), 150, PictureLimits(pixels=29_999))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ and nothing that the child could open."""
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -267,6 +268,7 @@ def test_a_start_that_fails_leaves_nothing_open(at: int, monkeypatch: pytest.Mon
     def full(*parts: bytes) -> int:
         raise OSError("no more files")
 
+    gc.collect()  # What other tests left may close files in between.
     before = sorted(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         if at < 5:

@@ -35,9 +35,9 @@ from headrace.base.errors import (
 from headrace.programs import ForeignProgram, ProgramLimits, confined, runner
 from headrace.programs.drawn import rewritten
 from headrace.programs.inspection import LIMITS, inspected_bytes
+from headrace.programs.measured import RowsVerdict
 from headrace.programs.onnx import description
 from headrace.programs.rows import fitting
-from headrace.programs.runner import RowsVerdict
 
 onnxruntime = pytest.importorskip("onnxruntime")
 Array = np.ndarray[Any, Any]
@@ -145,11 +145,17 @@ def test_a_loop_without_end_has_a_time_limit() -> None:
 
 def test_a_cancel_stops_the_run() -> None:
     program = load(endless())
-    timer = threading.Timer(0.1, program.cancel)
-    timer.start()
+
+    def cancel() -> None:
+        while not program._running:
+            time.sleep(0.001)
+        program.cancel()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
     with pytest.raises(RunStopped, match="was cancelled") as stopped:
         program.run(loops(program))
-    timer.join()
+    thread.join()
     assert stopped.value.code == "cancelled"
     program.cancel()  # Without a run it stops nothing.
     assert program.run({"x": np.zeros(1, "f"), "go": np.array(False)})["y"].tolist() == [0.0]

@@ -61,6 +61,7 @@ class Machine:
             now = self.events[0][0]
             while self.events and self.events[0][0] == now:
                 heappop(self.events)[2](now)
+            self.queue.ripen(now)
             self.missed += self.queue.hopeless(now - ROUNDED)
             for lane in range(self.lanes.count):
                 if not self.busy[lane] and (taken := self.queue.take(lane, self.lanes)):
@@ -119,11 +120,16 @@ def _releasing(
     machine: Machine, admitted: AdmittedStream, length: float
 ) -> Callable[[float], None]:
     def release(now: float) -> None:
+        due, deadline = admitted.released(now)
+        early = due > now
+        if early:
+            machine.at(due, lambda later: None)
         machine.release(
             now,
             length,
-            urgency=REALTIME,
-            deadline=admitted.due(now),
+            urgency=BATCH if early else REALTIME,
+            deadline=deadline,
+            release=due if early else -math.inf,
             seconds=admitted.stream.seconds,
             lane=admitted.lane,
         )
@@ -231,7 +237,8 @@ def test_other_work_goes_where_it_may() -> None:
     assert admitted.lane == 0
 
     def work(seconds: float | None, lane: int | None = None) -> TimedWork:
-        return TimedWork(1, 0.0, seconds=seconds, lane=lane)
+        urgency = INTERACTIVE if lane is None else REALTIME
+        return TimedWork(1, 0.0, urgency, seconds=seconds, lane=lane)
 
     assert [lanes.room(work(40), lane) for lane in (0, 1)] == [40, math.inf]
     assert [lanes.room(work(41), lane) for lane in (0, 1)] == [0, math.inf]
@@ -244,9 +251,32 @@ def test_other_work_goes_where_it_may() -> None:
 
 def test_a_sender_in_a_hurry_gets_later_deadlines() -> None:
     admitted = AdmittedStream(PeriodicStream(1, 10, 5), 0)
-    assert [admitted.due(now) for now in (0.0, 1.0, 2.0, 50.0, 59.0, 70.0)] == [
-        5, 15, 25, 55, 65, 75,
+    assert [admitted.released(now) for now in (0.0, 1.0, 2.0, 50.0, 59.0, 70.0)] == [
+        (0, 5), (10, 15), (20, 25), (50, 55), (60, 65), (70, 75),
     ]  # fmt: skip
+
+
+def test_a_sender_in_a_hurry_delays_no_other_work() -> None:
+    """Runs that come before their period is over have no real time before it is."""
+    machine = Machine(Lanes(1))
+    admitted = machine.lanes.admit(PeriodicStream(2, 10, 10), 3)
+    for _ in range(5):
+        machine.at(0.0, _releasing(machine, admitted, 2.0))
+    machine.at(3.0, _other(machine, 3.0, INTERACTIVE, known=True))
+    machine.run()
+    begun = [(work.lane is None, begin) for work, begin, _ in machine.ended]
+    assert begun == [(False, 0), (False, 2), (True, 4), (False, 7), (False, 9), (False, 11)]
+    assert not machine.missed
+
+
+def test_an_early_run_waits_for_its_release_if_it_is_too_long() -> None:
+    machine = Machine(Lanes(1))
+    slow = machine.lanes.admit(PeriodicStream(4, 40, 5), 0)
+    assert machine.lanes.allowed == [pytest.approx(1)]
+    for _ in range(2):
+        machine.at(0.0, _releasing(machine, slow, 4.0))
+    machine.run()
+    assert [begin for _, begin, _ in machine.ended] == [0, 40]
 
 
 works = st.builds(

@@ -181,6 +181,8 @@ def test_streams_over_http(server: Running, client: Any) -> None:
             ({"period": 1, "shapes": {"x": [-1, 3]}}, "shapes"),
             ({"period": 1, "shapes": {"z": [1]}}, "shapes"),
             ({"period": 1, "shapes": {"x": [2**70, 3]}}, "shapes"),
+            ({"period": 1, "values": {"z": 1}}, "values"),
+            ({"period": 1, "values": {"x": 1e300}}, "values"),
         ):
             reply = http.post("/v2/models/double/streams", json={**body, **wrong})
             assert (reply.status_code, reply.json()["param"]) == (400, field), reply.text

@@ -23,7 +23,7 @@ from ..base.foreign import Undecodable, any_json
 from ..base.names import nearest
 from ..loader.catalog import CATALOG
 from ..loader.open import fetched
-from ..programs import ForeignProgram, Inspection, ProgramLimits, inspected
+from ..programs import Inspection, ProgramLimits, inspected
 from ..programs.confined import ConfinedProgram
 from ..programs.drawn import random_nodes
 from ..programs.files import read
@@ -65,7 +65,6 @@ Memory = Annotated[
 Seconds = Annotated[
     float, typer.Option("--seconds", min=0.001, max=1e6, help="Time limit of a run.")
 ]
-Threads = Annotated[int, typer.Option("--threads", min=1, max=256, help="Of the CPU.")]
 Seed = Annotated[
     int,
     typer.Option("--seed", min=0, max=2**63, help="Of the program's draws, and of random inputs."),
@@ -77,20 +76,19 @@ def inspect(
     file: File,
     given: Inputs = None,
     rows: Annotated[int, typer.Option("--rows", min=2, max=256, help="Rows to try together.")] = 4,
-    threads: Threads = 1,
     memory: Memory = 4.0,
     seconds: Seconds = 30.0,
     seed: Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Show a program's operators, shapes, states and random nodes, its cost, and whether rows may
-    go together; refuse what may not be loaded."""
+    """Show a program's operators, shapes, states and random nodes, its cost in a process that may
+    only compute, and whether rows may go together; refuse what may not be loaded."""
     limits = ProgramLimits(memory=int(memory * 1e9), seconds=seconds)
     found = inspected(_path(file, cache_dir), limits)
     report = _described(found)
     try:
-        report |= _measured(ForeignProgram(found, limits, threads=threads), given or [], rows, seed)
+        report |= _measured(ConfinedProgram(found, limits), given or [], rows, seed)
     except PackageAbsent as absent:
         report["not measured"] = absent.message
     if as_json:
@@ -177,25 +175,28 @@ def _described(found: Inspection) -> dict[str, Any]:
     }
 
 
-def _measured(program: ForeignProgram, given: list[str], rows: int, seed: int) -> dict[str, Any]:
-    feed = _feed(program, given, seed)
-    shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in feed.items())
-    assert program.trial is not None
-    report = {"load": f"{size(program.trial.memory)}, {program.trial.seconds:.2f} s"}
+def _measured(program: ConfinedProgram, given: list[str], rows: int, seed: int) -> dict[str, Any]:
     try:
-        report["run"] = f"{program.warm(feed) / 1e6:.3f} ms for {shapes}"
-    except InvalidRequest as refused:
-        if given:
-            raise
-        return report | {"run": f"not with random inputs of size 1; name --input: {refused}"}
-    found = program.prove(feed, rows)
+        trial = program.start()
+        feed = _feed(program, given, seed)
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in feed.items())
+        report = {"load": f"{size(trial.memory)}, {trial.seconds:.2f} s"}
+        try:
+            report["run"] = f"{program.warm(feed) / 1e6:.3f} ms for {shapes}"
+        except InvalidRequest as refused:
+            if given:
+                raise
+            return report | {"run": f"not with random inputs of size 1; name --input: {refused}"}
+        found = program.prove(feed, rows)
+    finally:
+        program.close()
     timed = f": {found.joined_ns / 1e6:.2f} ms of CPU, {found.alone_ns / 1e6:.2f} one by one"
     words = "together" if found.together else "one by one"
     report[f"{rows} rows"] = f"{words}, {found.reason}{timed if found.alone_ns else ''}"
     return report
 
 
-def _feed(program: ForeignProgram | ConfinedProgram, given: list[str], seed: int) -> dict[str, Any]:
+def _feed(program: ConfinedProgram, given: list[str], seed: int) -> dict[str, Any]:
     """Make the inputs: those named on the command line, zeros for states, else random."""
     values = dict(one.partition("=")[::2] for one in given)
     ports = program.inputs

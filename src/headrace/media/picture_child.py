@@ -1,8 +1,9 @@
 """Child process that decodes a picture: `python -m headrace.media.picture_child` for one file.
 
-It reads the file from standard input and writes tiles to the descriptor named in its order: rows of
-pixels in RGB, a byte each. After importing Pillow it gives up what could do harm, as `child` does.
-The picture's size is read from its header and checked before anything of it is decoded.
+It reads the file from standard input and writes tiles, or the picture in one piece, to the
+descriptor named in its order: rows of pixels in RGB, a byte each. After importing Pillow it gives
+up what could do harm, as `child` does. The picture's size is read from its header and checked
+before anything of it is decoded.
 """
 
 from __future__ import annotations
@@ -70,8 +71,32 @@ def obey(order: dict[str, Any], pillow: Any) -> None:
 
 
 def _decode(order: dict[str, Any], pillow: Any, data: bytes) -> dict[str, Any]:
-    tiling, pixels = Tiling(*order["tiling"]), int(order["pixels"])
+    """Decode a picture and write its pixels as ordered: cut into tiles, or in one piece."""
+    tiling = Tiling(*order["tiling"]) if "tiling" in order else None
+    picture, found = _opened(order, pillow, data, tiling)
+    if tiling is not None:
+        assert found is not None, "it was cut"
+        grid = {"rows": found.rows, "columns": found.columns}
+        pieces = tiles_of(picture, found, tiling, pillow)
+    else:
+        piece = reduced(picture, order["longest"], pillow)
+        grid, pieces = {"rows": piece.height, "columns": piece.width}, iter([piece])
+    try:
+        with os.fdopen(order["into"], "wb", closefd=False) as target:
+            for each in pieces:
+                target.write(each.tobytes())
+    except OSError as error:
+        raise PictureRefused("room" if error.errno == errno.ENOSPC else "lost") from error
+    return {**grid, "width": picture.width, "height": picture.height}
+
+
+def _opened(
+    order: dict[str, Any], pillow: Any, data: bytes, tiling: Tiling | None
+) -> tuple[Any, Cut | None]:
+    """Return the upright picture and how it is cut; both are checked before it is decoded."""
+    pixels = int(order["pixels"])
     pillow.MAX_IMAGE_PIXELS = pixels
+    found = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # A frame may be larger than its file's header says: then Pillow itself would warn.
@@ -84,27 +109,33 @@ def _decode(order: dict[str, Any], pillow: Any, data: bytes) -> dict[str, Any]:
                 raise PictureRefused("empty")
             if width * height > pixels or max(width, height) > order["side"]:
                 raise PictureRefused("large")
-            both = cut(width, height, tiling), cut(height, width, tiling)
-            if min(one.tiles for one in both) > order["tiles"]:
+            both = (
+                [] if tiling is None else [cut(width, height, tiling), cut(height, width, tiling)]
+            )
+            if min((one.tiles for one in both), default=0) > order.get("tiles", 0):
                 raise PictureRefused("tiles")
             # The orientation of a PNG may come after its pixels: now it is decoded.
             turned = picture.getexif().get(_ORIENTATION, 1) in _SIDEWAYS
-            found = both[turned]
-            if found.tiles > order["tiles"]:
-                raise PictureRefused("tiles")
+            if both:
+                found = both[turned]
+                if found.tiles > order["tiles"]:
+                    raise PictureRefused("tiles")
             picture = upright(picture, pillow)
         except (pillow.DecompressionBombWarning, pillow.DecompressionBombError):
             raise PictureRefused("large") from None
     if picture.size != ((height, width) if turned else (width, height)):
         raise PictureRefused("damaged")
-    try:
-        with os.fdopen(order["into"], "wb", closefd=False) as target:
-            for each in tiles_of(picture, found, tiling, pillow):
-                target.write(each.tobytes())
-    except OSError as error:
-        raise PictureRefused("room" if error.errno == errno.ENOSPC else "lost") from error
-    grid = {"rows": found.rows, "columns": found.columns}
-    return {**grid, "width": picture.width, "height": picture.height}
+    return picture, found
+
+
+def reduced(picture: Any, longest: int, pillow: Any) -> Any:
+    """Return a picture whose longer side has at most `longest` pixels, each the mean of what it
+    covers."""
+    scale = longest / max(picture.size)
+    if scale >= 1.0:
+        return picture
+    size = [max(1, round(scale * side)) for side in picture.size]
+    return picture.resize(size, resample=pillow.Resampling.BILINEAR)
 
 
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)

@@ -1,10 +1,12 @@
-"""Decoding of a picture's bytes to tiles, in one confined child process per file."""
+"""Decoding of a picture's bytes to tiles or in one piece, in one confined child process per
+file."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,18 @@ class Picture:
     height: int
 
 
+@dataclass(frozen=True, slots=True)
+class UncutPicture:
+    """A decoded picture in one piece."""
+
+    pixels: Codes
+    """[height, width, 3] in RGB; smaller than the file's picture if that was too large."""
+    format: str
+    width: int
+    """Pixels of the file's picture, turned as its EXIF says."""
+    height: int
+
+
 def picture_format(data: bytes) -> str | None:
     """Detect the format by its signature: jpeg, png, webp, bmp, gif; else None."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
@@ -91,6 +105,49 @@ def decode_picture(
     damaged or has too many pixels or tiles, and `TooLarge` if it has too many bytes. Raises
     `PackageAbsent` without Pillow, and `Overloaded` if there is no memory for the result.
     """
+    most = limits.tiles
+    order = {"tiling": tiling, "tiles": most, "result": most * 3 * tiling.tile**2}
+    shape = partial(_of_tiles, tiling.tile, most)
+    answer, tiles = _decoded(data, order, shape, limits, param, on_child)
+    return Picture(tiles, answer["rows"], answer["columns"], *_about(answer))
+
+
+def decode_uncut(
+    data: bytes,
+    longest: int,
+    limits: PictureLimits = PictureLimits(),
+    param: str = "file",
+    on_child: OnChild | None = None,
+) -> UncutPicture:
+    """Decode the first frame of a picture, reduced if a side is longer than `longest`. Blocks and
+    raises as `decode_picture`."""
+    order = {"longest": longest, "result": 3 * longest**2}
+    answer, pixels = _decoded(data, order, partial(_of_one, longest), limits, param, on_child)
+    return UncutPicture(pixels, *_about(answer))
+
+
+Shaped = Callable[[int, int], tuple[int, ...] | None]
+"""Shape of the pixels by the rows and columns of an answer; None if no child can answer so."""
+
+
+def _of_tiles(side: int, most: int, rows: int, columns: int) -> tuple[int, ...] | None:
+    fits = bool(rows) == bool(columns) and rows * columns < most
+    return (rows * columns + 1, side, side, 3) if fits else None
+
+
+def _of_one(longest: int, rows: int, columns: int) -> tuple[int, ...] | None:
+    return (rows, columns, 3) if 0 < rows <= longest and 0 < columns <= longest else None
+
+
+def _decoded(
+    data: bytes,
+    form: Mapping[str, Any],
+    shape: Shaped,
+    limits: PictureLimits,
+    param: str,
+    on_child: OnChild | None,
+) -> tuple[dict[str, Any], Codes]:
+    """Have a child decode a file; return its answer and the pixels."""
     if len(data) > limits.bytes:
         raise TooLarge(
             f"the file has {len(data):,} bytes, at most {limits.bytes:,} are taken", param=param
@@ -98,22 +155,14 @@ def decode_picture(
     format = picture_format(bytes(data[:12]))
     if format is None:
         raise InvalidRequest(PICTURE_REFUSALS["format"], param=param)
-    size = 3 * tiling.tile**2
-    order = {
-        "format": format,
-        "tiling": tiling,
-        "pixels": limits.pixels,
-        "side": limits.side,
-        "tiles": limits.tiles,
-        "memory": limits.memory,
-        "result": limits.tiles * size,
-    }
-    with memory_file("picture") as source, memory_file("tiles") as target:
+    bounds = {"pixels": limits.pixels, "side": limits.side, "memory": limits.memory}
+    order = {"format": format, **bounds, **form}
+    with memory_file("picture") as source, memory_file("pixels") as target:
         source.write(data)
         source.flush()
         os.lseek(source.fileno(), 0, os.SEEK_SET)
         answer = run_child("picture_child", order, source, target, limits.wall_seconds, on_child)
-        if not _believable(answer, limits):
+        if not _believable(answer, limits, shape):
             answer = {"refused": "lost"}
         if "absent" in answer:
             raise absent("reading pictures needs", "pillow", "pictures")
@@ -121,12 +170,14 @@ def decode_picture(
             raise Overloaded(PICTURE_REFUSALS["room"], retry_after=5.0)
         if "refused" in answer:
             raise InvalidRequest(PICTURE_REFUSALS[answer["refused"]], param=param)
-        count = answer["rows"] * answer["columns"] + 1
-        tiles = np.empty((count, tiling.tile, tiling.tile, 3), np.uint8)
-        if os.preadv(target.fileno(), [tiles.data.cast("B")], 0) != tiles.nbytes:
+        pixels = np.empty(shape(answer["rows"], answer["columns"]) or 0, np.uint8)
+        if os.preadv(target.fileno(), [pixels.data.cast("B")], 0) != pixels.nbytes:
             raise InvalidRequest(PICTURE_REFUSALS["lost"], param=param)
-    numbers = answer["rows"], answer["columns"], format, answer["width"], answer["height"]
-    return Picture(tiles, *numbers)
+    return {**answer, "format": format}, pixels
+
+
+def _about(answer: dict[str, Any]) -> tuple[str, int, int]:
+    return answer["format"], answer["width"], answer["height"]
 
 
 def levels(scale: float, mean: Sequence[float], deviation: Sequence[float]) -> Floats:
@@ -138,7 +189,7 @@ def levels(scale: float, mean: Sequence[float], deviation: Sequence[float]) -> F
     return normalised
 
 
-def _believable(answer: Any, limits: PictureLimits) -> bool:
+def _believable(answer: Any, limits: PictureLimits, shape: Shaped) -> bool:
     """Check that the answer has one of the three known forms: a compromised child may send
     anything."""
     if not isinstance(answer, dict):
@@ -147,6 +198,5 @@ def _believable(answer: Any, limits: PictureLimits) -> bool:
         numbers = [answer.get(name) for name in ("rows", "columns", "width", "height")]
         if not all(type(one) is int and 0 <= one <= limits.side for one in numbers):
             return False
-        rows, columns = answer["rows"], answer["columns"]
-        return bool(rows) == bool(columns) and rows * columns < limits.tiles
+        return shape(answer["rows"], answer["columns"]) is not None
     return answer.get("refused") in PICTURE_REFUSALS or isinstance(answer.get("absent"), str)

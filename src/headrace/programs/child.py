@@ -70,8 +70,10 @@ class ChildLane:
             self._options = number, options
             if self._stopped == number:  # `stop` may come before, after or between.
                 options.terminate = True
+            begun = time.thread_time_ns()
             found = self._program.run(feed, seed=head.seed, seconds=head.seconds, options=options)
-            return self._region.put(found, RunHead([]), end)
+            took = time.thread_time_ns() - begun
+            return self._region.put(found, RunHead([], processor_ns=took), end)
         except HeadraceError as error:
             told = [type(error).__name__, error.message, error.param or "", error.code or ""]
         except Exception as error:  # noqa: BLE001 - the parent says that the run failed

@@ -29,8 +29,9 @@ from ..base.errors import (
 )
 from ..base.foreign import Undecodable, json_reader
 from .drawn import random_nodes
-from .inspection import LIMITS, Inspection, ProgramLimits, StateTensor
+from .inspection import LIMITS, Inspection, ProgramLimits
 from .library import library
+from .measured import MeasuredProgram
 from .region import Region, RunHead, copied, unnamed_file
 from .rows import Array, Feed, fitting
 
@@ -127,7 +128,7 @@ class _LaneEnds:
                 os.close(end)
 
 
-class ConfinedProgram:
+class ConfinedProgram(MeasuredProgram):
     """One program and its child. Its methods belong to one thread; `start` may take long."""
 
     def __init__(
@@ -136,8 +137,9 @@ class ConfinedProgram:
         """Prepare; `lanes`: runs at a time. Raises `UnsupportedModel`, `PackageAbsent`."""
         library()  # Its absence is this process's error.
         random_nodes(inspection.described)
-        self.inspection, self.limits = inspection, limits
-        self.inputs = {one.name: one for one in inspection.described.inputs}
+        super().__init__(inspection)
+        self.limits = limits
+        self._processor_ns = 0
         self._size = min(MOST_REGION, limits.memory)
         self._regions: list[Region] = []
         self._lanes: list[_LaneEnds] = []
@@ -149,10 +151,6 @@ class ConfinedProgram:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def states(self) -> tuple[StateTensor, ...]:
-        return self.inspection.states
 
     @property
     def pid(self) -> int | None:
@@ -253,6 +251,7 @@ class ConfinedProgram:
             raise EngineDead(f"the process of {self.inspection.name} has ended", retry_after=1.0)
         try:
             head, found = own.region.get(message[0])
+            self._processor_ns += max(0, head.processor_ns)
             if head.error is None and found.keys() != self._outputs:
                 raise ModelFileError(f"{self.inspection.name} answers other outputs than it has")
         except ModelFileError as error:
@@ -265,14 +264,17 @@ class ConfinedProgram:
         finally:
             own.region.clear(head.end)
 
-    def run(self, feed: Feed, *, seed: int = 0) -> dict[str, Array]:
+    def processor_ns(self) -> int:
+        return self._processor_ns
+
+    def run(self, inputs: Feed, *, seed: int = 0) -> dict[str, Array]:
         """Run once and wait for the end; for an owner without a loop.
 
         A run that does not stop at its limit is killed with its process. Raises as `finish`, and
         `InvalidRequest` for inputs that do not fit.
         """
         seconds = self.limits.seconds
-        self.begin(0, 1, fitting(self.inputs, feed), seed=seed, seconds=seconds)
+        self.begin(0, 1, fitting(self.inputs, inputs), seed=seed, seconds=seconds)
         waiting = select.poll()
         waiting.register(self.answers(0), select.POLLIN)
         if waiting.poll(min(1e3 * (seconds + GRACE_SECONDS), 2**31 - 1)):

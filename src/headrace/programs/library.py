@@ -6,6 +6,7 @@ they do not spin, so that several programs and the kernels share the cores.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,8 @@ FOLDED = 64 << 20
 _SILENT = 4
 _AS_REQUESTED = 1
 _lock = threading.Lock()
+_PLACE = re.compile(r"\S*onnxruntime\S*:\d+ (?:[^()]*\([^()]*\)(?: const)? )?")
+"""File, line and function of the library's source, in its errors."""
 
 
 @cache
@@ -114,4 +117,4 @@ def plain(error: BaseException) -> str:
     """Return the library's reason in one line, without its own file names."""
     text = " ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : ")
     kept = text.partition("Status Message: ")[2] or text.partition(" : ")[2] or text
-    return kept.rpartition("Status Message: ")[2][:300].rstrip(".! ")
+    return _PLACE.sub("", kept.rpartition("Status Message: ")[2])[:300].rstrip(".! ")

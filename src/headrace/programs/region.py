@@ -45,6 +45,8 @@ class RunHead(msgspec.Struct, array_like=True):
     seconds: float = 0.0
     error: list[str] | None = None
     """Class, message, parameter and code of an error."""
+    processor_ns: int = 0
+    """Nanoseconds of the processor that the run took."""
 
 
 _head = msgpack_reader(RunHead)

@@ -41,6 +41,10 @@ class TimedWork:
     """Expected length of its run; None: not known."""
     lane: int | None = None
     """Lane of its stream; None: any."""
+    release: float = -math.inf
+    """When it gets real time, if it came early; until then it has another class."""
+    rest: float = 0.0
+    """Expected seconds of the work after it that has the same deadline."""
 
     @property
     def rank(self) -> tuple[int, float, int]:
@@ -50,8 +54,8 @@ class TimedWork:
 
     @property
     def latest(self) -> float:
-        """Last moment at which it can start and end in time."""
-        return self.deadline - (self.seconds or 0.0)
+        """Last moment at which it can start, and the work after it end in time."""
+        return self.deadline - (self.seconds or 0.0) - self.rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +104,12 @@ class AdmittedStream:
         self.stream, self.lane = stream, lane
         self._next = -math.inf
 
-    def due(self, now: float) -> float:
-        """Return the deadline of a run that is released now. One that comes before its period is
-        over counts as released then, so that a sender in a hurry delays no other stream."""
+    def released(self, now: float) -> tuple[float, float]:
+        """Return release and deadline of a run that comes now. One that comes before its period is
+        over is released then, so that a sender in a hurry delays nobody."""
         release = max(now, self._next)
         self._next = release + self.stream.period
-        return release + self.stream.due
+        return release, release + self.stream.due
 
 
 class Lanes:
@@ -151,12 +155,14 @@ class Lanes:
 
         Work of unknown length goes where no stream is, else where it is allowed the most.
         """
-        if work.lane is not None:
-            return math.inf if work.lane == lane else 0.0
+        if work.lane not in (None, lane):
+            return 0.0
+        if work.urgency == REALTIME:
+            return math.inf
         allowed = self.allowed[lane]
-        if work.seconds is None:
+        if work.seconds is None and work.lane is None:
             return allowed if allowed == max(self.allowed) else 0.0
-        return allowed if work.seconds <= allowed else 0.0
+        return allowed if work.seconds is not None and work.seconds <= allowed else 0.0
 
 
 class DeadlineQueue:
@@ -166,6 +172,8 @@ class DeadlineQueue:
         self._ranked: list[tuple[tuple[int, float, int], TimedWork]] = []
         self._latest: list[tuple[float, int, TimedWork]] = []
         """Heap of work with a deadline, also of some that waits no more."""
+        self._early: list[tuple[float, int, TimedWork]] = []
+        """Heap of work that came before its release, also of some that waits no more."""
         self._live: set[int] = set()
 
     def __len__(self) -> int:
@@ -180,6 +188,16 @@ class DeadlineQueue:
         insort(self._ranked, (work.rank, work))
         if work.latest < math.inf:
             heappush(self._latest, (work.latest, work.order, work))
+        if work.release > -math.inf:
+            heappush(self._early, (work.release, work.order, work))
+
+    def ripen(self, now: float) -> None:
+        """Give real time to work whose release has come."""
+        while self._early and self._early[0][0] <= now:
+            work = heappop(self._early)[2]
+            if self.discard(work):
+                work.urgency, work.release = REALTIME, -math.inf
+                self.push(work)
 
     def discard(self, work: TimedWork) -> bool:
         """Take out work wherever it stands; return False if it does not wait."""
@@ -204,6 +222,10 @@ class DeadlineQueue:
             self.discard(work)
             found.append(work)
         return found
+
+    def next_release(self) -> float:
+        """Return the next moment at which some work gets real time."""
+        return self._early[0][0] if self._early else math.inf
 
     def next_latest(self) -> float:
         """Return the first moment after which some work can no longer end in time."""

@@ -54,6 +54,7 @@ from .routes.messages.route import router as messages
 from .routes.metrics import router as metrics
 from .routes.models import router as models
 from .routes.nim import router as nim
+from .routes.ocr import router as ocr
 from .routes.ollama.route import router as ollama
 from .routes.operate import router as operate
 from .routes.pooling import router as pooling
@@ -79,8 +80,8 @@ if TYPE_CHECKING:
 
 ROUTERS = (
     chat, completions, embeddings, audio, responses, messages, models, tokenize, rerank, files,
-    batches, health, metrics, version, nim, kserve, invocations, ollama, llamacpp, vllm, pooling,
-    stats, prefixes, adapters, page, docs,
+    batches, health, metrics, version, nim, kserve, ocr, invocations, ollama, llamacpp, vllm,
+    pooling, stats, prefixes, adapters, page, docs,
 )  # fmt: skip
 OPERATOR_ROUTERS = (
     operate,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..engine.hearing.engine import HearingEngine
     from ..engine.programs.engine import ProgramEngine
     from ..engine.programs.executor import ServedProgram
+    from .program_fields import OcrBody, StreamBody
     from .speech_fields import SpeechBody
 
 
@@ -38,14 +39,11 @@ class ProgramsFace(Protocol):
     def find(self, name: str, version: str | None = None) -> ServedProgram: ...
     def version(self, program: ServedProgram) -> str: ...
     def described(self, program: ServedProgram) -> dict[str, Any]: ...
+    @property
+    def read(self) -> Callable[[Request, OcrBody], Awaitable[dict[str, Any]]]: ...
     async def infer(self, request: Request, name: str, version: str | None) -> Response: ...
     async def open_stream(
-        self,
-        request: Request,
-        name: str,
-        shapes: Mapping[str, tuple[int, ...]],
-        period: float,
-        deadline: float,
+        self, request: Request, name: str, body: StreamBody
     ) -> dict[str, Any]: ...
     def close_stream(self, name: str, stream: str) -> None: ...
 

@@ -4,8 +4,7 @@ it needs numpy."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,8 +20,12 @@ from .caller import CALLER, RECEIVE
 from .connection import while_connected
 from .errors import UnsupportedMediaType
 from .generation import Usage
+from .reading import OcrRoutes
 from .service import Service
 from .tensors import DATATYPES, LENGTH_HEADER, Inference, json_length, read_infer, write_outputs
+
+if TYPE_CHECKING:
+    from .program_fields import StreamBody
 
 PLATFORM = "onnxruntime_onnx"
 _DATATYPES = {numpy: name for name, numpy in DATATYPES.items()}
@@ -41,6 +44,7 @@ class ProgramRoutes:
 
     def __init__(self, service: Service, engine: ProgramEngine) -> None:
         self.service, self.engine = service, engine
+        self.read = OcrRoutes(service, engine).read
 
     def find(self, name: str, version: str | None = None) -> ServedProgram:
         """Return a program. Raises `NotFound` for another name or version."""
@@ -114,21 +118,15 @@ class ProgramRoutes:
             return await hands.run(read_infer, memoryview(body), length)
         return read_infer(memoryview(body), length)
 
-    async def open_stream(
-        self,
-        request: Request,
-        name: str,
-        shapes: Mapping[str, tuple[int, ...]],
-        period: float,
-        deadline: float,
-    ) -> dict[str, Any]:
+    async def open_stream(self, request: Request, name: str, body: StreamBody) -> dict[str, Any]:
         """Measure and admit a periodic stream."""
         program = self.find(name)
         work = self.engine.open_stream(
             program,
-            shapes,
-            period=period,
-            deadline=deadline,
+            {name: tuple(shape) for name, shape in body.shapes.items()},
+            period=body.period,
+            deadline=body.deadline or body.period,
+            values=body.values,
             most=self.service.options.max_body,
             owner=CALLER.get().owner,
         )

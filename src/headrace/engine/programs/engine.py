@@ -26,17 +26,19 @@ from ...obs.tasks import TaskWatch
 from ...programs.confined import MOST_REGION, ConfinedProgram
 from ...programs.inspection import LIMITS, inspected
 from ...programs.inspection import ProgramLimits as ProgramLimits
+from ...programs.measured import Shapes, shapes_of
+from ...programs.onnx import Port
 from ...programs.rows import MOST_RANK, MOST_SIZE, Array, Feed, fitting
-from ...programs.runner import Shapes, shapes_of
 from ...sched.deadlines import BATCH, INTERACTIVE, REALTIME, AdmittedStream, PeriodicStream
 from ..clients.face import Health
 from .executor import ProgramExecutor, ProgramRun, ServedProgram
+from .jobs import ProgramJobs
 from .metrics import ProgramMetrics
 from .sequences import Key, ProgramSequence, Sequences, unknown
 
 _Ran = Callable[[Feed], Awaitable[dict[str, Array]]]
 WARM_RUNS = 5
-"""Runs with zeros that measure a stream's shapes before it is admitted."""
+"""Runs that measure a stream's shapes before it is admitted."""
 MOST_STREAMS = 256
 SILENT_PERIODS, SILENT_SECONDS = 10, 10.0
 """Periods, and seconds, without a run after which a stream is taken to have ended."""
@@ -83,6 +85,7 @@ class ProgramEngine:
         self.metrics = ProgramMetrics(self)
         self.registry = self.metrics.registry
         self.executor = ProgramExecutor(lanes, self.tasks, self._ended)
+        self.jobs = ProgramJobs(self.executor, self._job_ended)
         self.decisions: list[Decision] = []
         self.phases: dict[str, float] = {}
         self._shares = Shares(MOST_STREAMS, "as many streams are open as are allowed")
@@ -156,6 +159,10 @@ class ProgramEngine:
         if outcome == "run" and run.deadline < math.inf:
             metrics.slack.labels(name).observe(max(0.0, run.deadline - self._loop.time()))
 
+    def _job_ended(self, name: str, outcome: str, seconds: float) -> None:
+        self.metrics.jobs.labels(name, outcome).inc()
+        self.metrics.job.labels(name).observe(seconds)
+
     # Runs
 
     async def run(
@@ -186,11 +193,13 @@ class ProgramEngine:
         async def ran(feed: Feed) -> dict[str, Array]:
             fit = fitting(program.confined.inputs, feed)
             shapes, deadline = shapes_of(program.confined.inputs, fit), now + timeout
+            release = now
             if opened is not None:
                 if shapes != opened.shapes:
                     raise InvalidRequest("the shapes are not those of the stream", param="inputs")
                 opened.last = now
-                deadline = min(deadline, opened.admitted.due(now))
+                release, due = opened.admitted.released(now)
+                deadline = min(deadline, due)
             return await self.executor.run(
                 program,
                 fit,
@@ -198,6 +207,7 @@ class ProgramEngine:
                 seed=seed,
                 urgency=urgency if opened is None else REALTIME,
                 deadline=deadline,
+                release=release,
                 admitted=None if opened is None else opened.admitted,
                 owner=owner,
             )
@@ -243,15 +253,17 @@ class ProgramEngine:
         *,
         period: float,
         deadline: float,
+        values: Mapping[str, float] | None = None,
         most: int = MOST_REGION,
         owner: str = "",
     ) -> OpenStream:
-        """Measure runs with inputs of these shapes, zeros, and admit a stream of them. `most`:
-        bytes that a request can carry. Raises `InvalidRequest` for shapes that do not fit,
+        """Measure runs with inputs of these shapes and admit a stream of them. `values`: the number
+        in every element of an input in these runs, 0 if it is left out; `most`: bytes that a
+        request can carry. Raises `InvalidRequest` for shapes and values that do not fit,
         `Overloaded` if it is not schedulable."""
         self._shares.take(owner, 1)
         try:
-            feed = _zeros(program, shapes, most)
+            feed = _filled(program, shapes, values or {}, most)
             key = shapes_of(program.confined.inputs, feed)
             for _ in range(WARM_RUNS):
                 await self.executor.run(program, feed, key, seed=0, urgency=BATCH, owner=owner)
@@ -317,18 +329,23 @@ class ProgramEngine:
         self._draining = True
         if self._silence is not None:
             self._silence.cancel()
+        self.jobs.close()
         await self.executor.close()
 
 
-def _zeros(
-    program: ServedProgram, shapes: Mapping[str, tuple[int, ...]], most: int
+def _filled(
+    program: ServedProgram,
+    shapes: Mapping[str, tuple[int, ...]],
+    values: Mapping[str, float],
+    most: int,
 ) -> dict[str, Array]:
     """Make inputs of these shapes, of at most `most` bytes in all; those that are left out, such as
-    states, with free dimensions of one."""
+    states, with free dimensions of one. Every element is the input's value, else 0."""
     ports = program.confined.inputs
-    if strange := sorted(shapes.keys() - ports.keys()):
-        wrong = f"input {strange[0]!r:.80} is not known; the inputs are: {', '.join(ports)}"
-        raise InvalidRequest(wrong, param="shapes")
+    for param, named in (("shapes", shapes), ("values", values)):
+        if strange := sorted(named.keys() - ports.keys()):
+            wrong = f"input {strange[0]!r:.80} is not known; the inputs are: {', '.join(ports)}"
+            raise InvalidRequest(wrong, param=param)
     made, memory = {}, program.confined.limits.memory
     left = min(most, memory)
     for name, port in ports.items():
@@ -344,5 +361,16 @@ def _zeros(
             allowed = f"at most {MOST_RANK} sizes from 0 to 2^31 - 1, and {room:,} bytes"
             raise InvalidRequest(f"{wrong}; allowed are {allowed}", param="shapes")
         left -= size if name in shapes else 0
-        made[name] = np.zeros(shape, port.type)
+        made[name] = np.full(shape, _element(port, values.get(name, 0)))
     return fitting(ports, made)
+
+
+def _element(port: Port, value: float) -> Array:
+    """Return a number as an input's type has it. Raises `InvalidRequest` if it does not."""
+    kind = np.dtype(port.type)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: Array = np.asarray(value, np.float64).astype(kind)
+    if np.isfinite(found) and (kind.kind == "f" or float(found) == value):
+        return found
+    wrong = f"input {port.name:.80} has the value {value!r:.40}, which is no finite {kind}"
+    raise InvalidRequest(wrong, param="values")

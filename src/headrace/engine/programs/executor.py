@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -28,8 +28,8 @@ from ...base.errors import (
 from ...base.shares import Shares
 from ...obs.tasks import TaskWatch
 from ...programs.confined import GRACE_SECONDS, ConfinedProgram
+from ...programs.measured import Shapes
 from ...programs.rows import Array, Feed
-from ...programs.runner import Shapes
 from ...sched.deadlines import (
     BATCH,
     AdmittedStream,
@@ -47,6 +47,8 @@ MOST_WAITING = 1024
 QUICK_DEATHS = 2
 """Ends of a program's process, without a run in between, after which its runs wait no more."""
 LONGEST_PAUSE = 30.0
+LATELY = 60.0
+"""Seconds after which shapes that no longer run do not keep a stream out."""
 
 Result = dict[str, Array]
 
@@ -76,6 +78,15 @@ class ProgramRun(TimedWork):
     future: asyncio.Future[Result]
     repeated: bool = False
     """Whether it began before, in a process that died."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPart:
+    """A run's place in a job, which has a place in the queue for all its runs."""
+
+    arrival: float
+    rest: float
+    """Expected seconds of the runs after it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -140,22 +151,27 @@ class ProgramExecutor:
         seed: int,
         urgency: int,
         deadline: float = math.inf,
+        release: float = -math.inf,
         admitted: AdmittedStream | None = None,
         owner: str = "",
+        part: JobPart | None = None,
     ) -> Result:
-        """Run a program on inputs that fit it. `deadline`: time of the event loop's clock;
-        `admitted`: the stream that the run is one of.
+        """Run a program on inputs that fit it. `deadline` and `release`, before which it has no
+        real time: times of the event loop's clock; `admitted`: the stream that the run is one of;
+        `part`: its place in a job.
 
         Raises `DeadlineMissed`, `RunStopped`, `Overloaded`, `EngineDead`, and the run's own errors.
         A caller that is cancelled takes its run back, or has it stopped.
         """
         now = self._loop.time()
         run = ProgramRun(
-            order=next(self._numbers) & 0xFFFFFFFF,
-            arrival=now,
-            urgency=urgency,
+            order=self.number(),
+            arrival=now if part is None else part.arrival,
+            urgency=urgency if release <= now else BATCH,
             deadline=deadline,
+            release=release if release > now else -math.inf,
             seconds=program.prices.usual(shapes),
+            rest=0.0 if part is None else part.rest,
             lane=None if admitted is None else admitted.lane,
             program=program,
             feed=feed,
@@ -165,14 +181,25 @@ class ProgramExecutor:
             future=self._loop.create_future(),
         )
         self._check(run)
+        with nullcontext() if part is not None else self.place(owner):
+            try:
+                self.queue.push(run)
+                self._next()
+                return await run.future
+            except asyncio.CancelledError:
+                self._leave(run)
+                raise
+
+    def number(self) -> int:
+        """Return the next number by arrival."""
+        return next(self._numbers) & 0xFFFFFFFF
+
+    @contextmanager
+    def place(self, owner: str) -> Iterator[None]:
+        """Hold a place in the queue. Raises `Overloaded`."""
         self._places.take(owner, 1)
         try:
-            self.queue.push(run)
-            self._next()
-            return await run.future
-        except asyncio.CancelledError:
-            self._leave(run)
-            raise
+            yield
         finally:
             self._places.give(owner, 1)
 
@@ -200,6 +227,7 @@ class ProgramExecutor:
     def _next(self) -> None:
         """Begin what may begin now."""
         now = self._loop.time()
+        self.queue.ripen(now)
         for work in self.queue.hopeless(now):
             assert isinstance(work, ProgramRun)
             # The length, more than the wait, is why: it is to be measured again.
@@ -215,12 +243,12 @@ class ProgramExecutor:
         self._set_alarm()
 
     def _set_alarm(self) -> None:
-        """Have `_next` called when some run can no longer end in time."""
+        """Have `_next` called when some run can no longer end in time, or gets real time."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        if (latest := self.queue.next_latest()) < math.inf:
-            self._alarm = self._loop.call_at(latest + 1e-4, self._next)
+        if (moment := min(self.queue.next_latest() + 1e-4, self.queue.next_release())) < math.inf:
+            self._alarm = self._loop.call_at(moment, self._next)
 
     def _began(self, lane: int, run: ProgramRun, room: float, now: float) -> bool:
         program = run.program
@@ -258,13 +286,13 @@ class ProgramExecutor:
         program.deaths = 0
         run, seconds = busy.run, self._loop.time() - busy.begun
         if not isinstance(result, HeadraceError):
-            program.prices.observe(run.shapes, seconds)
+            program.prices.observe(run.shapes, seconds, self._loop.time())
             if self._loop.time() <= run.deadline:
                 self._end(run, result, "run", seconds)
             else:
                 self._end(run, _overran(seconds), "missed_running", seconds)
         elif isinstance(result, RunStopped) and busy.cause != "time" and result.code == "time":
-            program.prices.exceeded(run.shapes, seconds)
+            program.prices.exceeded(run.shapes, seconds, self._loop.time())
             if busy.cause == "streams":
                 self._end(run, _cut(seconds), "blocks_streams", seconds)
             else:
@@ -392,9 +420,11 @@ class ProgramExecutor:
     # Streams
 
     async def admit(self, stream: PeriodicStream) -> AdmittedStream:
-        """Admit a periodic stream beside the longest run of late; returns when its lane has no run
-        that began before. Raises `Overloaded`."""
-        blocking = max((one.prices.longest for one in self._programs), default=0.0)
+        """Admit a periodic stream beside the longest run of shapes that ran lately, since longer
+        ones are refused from now on; returns when its lane has no run that began before. Raises
+        `Overloaded`."""
+        since = self._loop.time() - LATELY
+        blocking = max((one.prices.longest_since(since) for one in self._programs), default=0.0)
         admitted = self.lanes.admit(stream, blocking)
         for work in self.queue.waiting():
             assert isinstance(work, ProgramRun)
@@ -438,6 +468,8 @@ def _ready(work: TimedWork) -> bool:
 def _hopeless(run: ProgramRun, now: float) -> DeadlineMissed:
     waited, took = (now - run.arrival) * 1e3, run.seconds
     why = f"a run takes {took * 1e3:.1f} ms" if took else "its deadline is over"
+    if run.rest:
+        why += f", and those after it {run.rest * 1e3:.1f} ms"
     if run.urgency == BATCH:
         why += ", and batch comes last"
     return DeadlineMissed(f"not begun after {waited:.1f} ms: {why}")

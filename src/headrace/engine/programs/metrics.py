@@ -41,6 +41,14 @@ class ProgramMetrics(Collector):
             "From the end of a run that was in time to its deadline.",
             ["model_name"],
         )
+        self.jobs = counter(
+            "headrace_program_jobs",
+            "Jobs by how they ended: done, left, or the code of an error.",
+            ["model_name", "outcome"],
+        )
+        self.job = histogram(
+            "headrace_program_job_seconds", "From a job's request to its answer.", ["model_name"]
+        )
         self.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:

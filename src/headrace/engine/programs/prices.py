@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
-from ...programs.runner import Shapes, covers
+from ...programs.measured import Shapes, covers
 
 MOST_BUCKETS = 256
 """Sets of shapes whose lengths are kept: those used last."""
@@ -21,9 +22,9 @@ class RunPrices:
 
     def __init__(self) -> None:
         self._buckets: OrderedDict[Shapes, list[float]] = OrderedDict()
-        """Shapes → usual and worst length; empty: it has run once."""
+        """Shapes → usual and worst length, and when it ran last; empty: it has run once."""
 
-    def observe(self, shapes: Shapes, seconds: float) -> None:
+    def observe(self, shapes: Shapes, seconds: float, now: float = 0.0) -> None:
         found = self._buckets.get(shapes)
         if found is None:
             self._buckets[shapes] = []
@@ -32,14 +33,15 @@ class RunPrices:
             return
         self._buckets.move_to_end(shapes)
         if not found:
-            found += [seconds, seconds]
+            found += [seconds, seconds, now]
         found[0] += NEWEST * (seconds - found[0])
         found[1] = max(seconds, found[1] - FORGOTTEN * (found[1] - found[0]))
+        found[2] = now
 
-    def exceeded(self, shapes: Shapes, seconds: float) -> None:
+    def exceeded(self, shapes: Shapes, seconds: float, now: float = 0.0) -> None:
         """Note that a run was stopped after `seconds`: it takes at least as long."""
         own = self._buckets.get(shapes)
-        self.observe(shapes, max(seconds, own[0]) if own else seconds)
+        self.observe(shapes, max(seconds, own[0]) if own else seconds, now)
 
     def refused(self, shapes: Shapes) -> None:
         """Lower the usual length by which a run was refused, so that some later one is begun and
@@ -58,7 +60,12 @@ class RunPrices:
     @property
     def longest(self) -> float:
         """The worst length over all shapes."""
-        return max((one[1] for one in self._buckets.values() if one), default=0.0)
+        return self.longest_since(-math.inf)
+
+    def longest_since(self, moment: float) -> float:
+        """Return the worst length over the shapes that ran since then."""
+        ran = (one for one in self._buckets.values() if one and one[2] >= moment)
+        return max((one[1] for one in ran), default=0.0)
 
     def _of(self, shapes: Shapes, which: int) -> float | None:
         found = self._bucket(shapes, which)

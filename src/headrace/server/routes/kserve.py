@@ -16,8 +16,8 @@ from typing_extensions import TypedDict
 from ...base.version import VERSION
 from ..entry import entered
 from ..errors import inference_error
-from ..fields import Body
 from ..openapi import health, replies, takes
+from ..program_fields import StreamBody
 from ..service import Service, of
 from ..wire import json_response
 
@@ -51,16 +51,6 @@ class InferBody(BaseModel):
     inputs: list[TensorBody]
     outputs: list[dict[str, Any]] = Field(default_factory=list)
     parameters: dict[str, Any] = Field(default_factory=dict)
-
-
-class StreamBody(Body):
-    """A periodic stream that asks to be admitted."""
-
-    shapes: dict[str, list[int]] = Field(description="Shape of each input of a run.")
-    period: float = Field(gt=0, le=3600, description="Seconds from one run to the next.")
-    deadline: float | None = Field(
-        None, gt=0, le=3600, description="Seconds in which a run must end; null: the period."
-    )
 
 
 class StreamReply(TypedDict):
@@ -214,10 +204,7 @@ async def open_stream(request: Request, model: str) -> Response:
     """Admit a periodic stream of runs, if each of them and of all others will be in time."""
     _service(request).routes_of_programs.find(model)
     service, body = await entered(request, StreamBody)
-    shapes = {name: tuple(shape) for name, shape in body.shapes.items()}
-    deadline = body.deadline or body.period
-    routes = service.routes_of_programs
-    told = await routes.open_stream(request, model, shapes, body.period, deadline)
+    told = await service.routes_of_programs.open_stream(request, model, body)
     return json_response(told)
 
 

@@ -1,0 +1,184 @@
+"""Jobs: requests of several runs of several programs, under one deadline.
+
+A job's runs wait in the queue of all runs, with the job's arrival, class and deadline, so between
+two of them more urgent work goes first, and a job whose caller leaves ends there. Its price is the
+sum of the runs that are known to come: a run that leaves too little time for those after it is not
+begun. A job holds arrays between its runs, so only some have begun at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any, TypeVar
+
+from ...base.errors import DeadlineMissed, HeadraceError, ShuttingDown
+from ...programs.measured import Shapes, shapes_of
+from ...programs.rows import Feed, fitting
+from ...sched.deadlines import CLASSES, INTERACTIVE, TimedWork
+from .executor import JobPart, ProgramExecutor, Result, ServedProgram
+
+Item = TypeVar("Item")
+Beside = Callable[..., Awaitable[Any]]
+"""Runs a function with its arguments off the event loop, and returns its result."""
+
+
+@dataclass(eq=False, slots=True)
+class ProgramJob:
+    """One request's runs."""
+
+    name: str
+    executor: ProgramExecutor
+    work: TimedWork
+    """Order, arrival, class and deadline of all its runs."""
+    owner: str
+    owed: float = 0.0
+    """Expected seconds of the runs that will come."""
+    _prices: dict[tuple[str, Shapes], float] = field(default_factory=dict)
+    """Looked up once for all runs of one shape: a job may announce thousands."""
+
+    def expect(self, program: ServedProgram, shapes: Shapes) -> float:
+        """Announce a run; return its expected length, which `run` takes. Unknown lengths are 0."""
+        key = program.name, shapes
+        if key not in self._prices:
+            self._prices[key] = program.prices.usual(shapes) or 0.0
+        self.owed += self._prices[key]
+        return self._prices[key]
+
+    async def run(self, program: ServedProgram, inputs: Feed, expected: float = 0.0) -> Result:
+        """Run a program. `expected`: the value of `expect` if the run was announced. Raises as
+        `ProgramExecutor.run`, and `InvalidRequest` for inputs that do not fit."""
+        self.owed = max(0.0, self.owed - expected)
+        feed, work = fitting(program.confined.inputs, inputs), self.work
+        return await self.executor.run(
+            program,
+            feed,
+            shapes_of(program.confined.inputs, feed),
+            seed=0,
+            urgency=work.urgency,
+            deadline=work.deadline,
+            owner=self.owner,
+            part=JobPart(work.arrival, self.owed / self.executor.lanes.count),
+        )
+
+    async def each(
+        self, items: Iterable[Item], work: Callable[[Item], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Do the work of all items in their order, as many at a time as there are lanes. The first
+        error ends the others."""
+        left = iter(items)
+
+        async def some() -> None:
+            for item in left:
+                await work(item)
+
+        tasks = [asyncio.ensure_future(some()) for _ in range(self.executor.lanes.count)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+class JobTurns:
+    """Turns of the jobs of one class: the earliest deadline first."""
+
+    def __init__(self, count: int) -> None:
+        """`count`: jobs that have begun at a time."""
+        self._free = count
+        self._waiting: list[tuple[tuple[int, float, int], asyncio.Future[None]]] = []
+
+    async def take(self, work: TimedWork) -> None:
+        """Wait for a turn."""
+        turn = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (work.rank, turn))
+        self._next()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled() and turn.exception() is None:
+                self.give()  # It came as its caller left.
+            raise
+
+    def give(self) -> None:
+        """End a turn."""
+        self._free += 1
+        self._next()
+
+    def _next(self) -> None:
+        while self._free and self._waiting:
+            turn = heappop(self._waiting)[1]
+            if not turn.done():
+                self._free -= 1
+                turn.set_result(None)
+
+    def close(self, error: HeadraceError) -> None:
+        """Refuse all that wait."""
+        while self._waiting:
+            turn = heappop(self._waiting)[1]
+            if not turn.done():
+                turn.set_exception(error)
+
+
+class ProgramJobs:
+    """The jobs of one engine."""
+
+    def __init__(
+        self, executor: ProgramExecutor, on_end: Callable[[str, str, float], None]
+    ) -> None:
+        """`on_end` is called with a job's name, its outcome (`done`, `left`, or the code of an
+        error), and its seconds."""
+        self._executor, self._on_end = executor, on_end
+        # Of each class its own: a batch job that waits for a lane holds up no interactive one.
+        self._turns = [JobTurns(executor.lanes.count + 1) for _ in CLASSES]
+        self._loop = asyncio.get_running_loop()
+
+    @asynccontextmanager
+    async def begun(
+        self, name: str, *, urgency: int = INTERACTIVE, timeout: float = math.inf, owner: str = ""
+    ) -> AsyncIterator[ProgramJob]:
+        """Yield a job when its turn has come. `timeout`: seconds from now to its deadline. Raises
+        `Overloaded`, `DeadlineMissed`, `ShuttingDown`."""
+        now, outcome, begun = self._loop.time(), "done", False
+        work = TimedWork(self._executor.number(), now, urgency, now + timeout)
+        turns = self._turns[urgency]
+        with self._executor.place(owner):
+            try:
+                async with self._in_time(work):
+                    await turns.take(work)
+                    begun = True
+                    yield ProgramJob(name, self._executor, work, owner)
+            except HeadraceError as error:
+                outcome = error.code or error.type
+                raise
+            except BaseException as error:
+                outcome = "left" if isinstance(error, asyncio.CancelledError) else "fault"
+                raise
+            finally:
+                if begun:
+                    turns.give()
+                self._on_end(name, outcome, self._loop.time() - now)
+
+    @asynccontextmanager
+    async def _in_time(self, work: TimedWork) -> AsyncIterator[None]:
+        """End a job at its deadline, also while it waits and between its runs. Raises
+        `DeadlineMissed`."""
+        clock = asyncio.timeout_at(None if work.deadline == math.inf else work.deadline)
+        try:
+            async with clock:
+                yield
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            took = (self._loop.time() - work.arrival) * 1e3
+            raise DeadlineMissed(f"ended at its deadline, after {took:.1f} ms") from None
+
+    def close(self) -> None:
+        """Refuse the jobs that have not begun."""
+        for turns in self._turns:
+            turns.close(ShuttingDown("the server is shutting down", retry_after=2.0))

@@ -1,0 +1,103 @@
+"""Text of pictures over HTTP, by pipelines of foreign programs; imported only if programs are
+served, since it needs numpy."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from ..base.errors import InvalidRequest, ModelNotFound
+from ..base.names import nearest
+from ..engine.programs.engine import ProgramEngine
+from ..engine.programs.ocr import OcrPipeline, pipeline_names
+from ..media import PictureLimits, decode_uncut
+from ..programs.ocr.steps import LONGEST
+from ..sched.deadlines import CLASSES
+from .caller import CALLER, RECEIVE
+from .connection import while_connected
+from .generation import Usage
+
+if TYPE_CHECKING:
+    from .program_fields import OcrBody
+    from .service import Service
+
+LIMITS = PictureLimits()
+
+
+class OcrRoutes:
+    """The pipelines of one server that read pictures."""
+
+    def __init__(self, service: Service, engine: ProgramEngine) -> None:
+        self._service, self._engine = service, engine
+        self._pipelines: dict[str, OcrPipeline] = {}
+
+    def find(self, name: str | None) -> OcrPipeline:
+        """Return a pipeline; without a name the only one. Raises `ModelNotFound`,
+        `InvalidRequest`, and `UnsupportedModel` if its programs are no PP-OCR."""
+        programs = self._engine.programs
+        names = pipeline_names(programs)
+        if not names:
+            raise InvalidRequest(
+                "no program of this server reads pictures; headrace serve ocr-pp-v4 has some",
+                param="model",
+                code="unsupported_model",
+            )
+        if name is None and len(names) > 1:
+            raise InvalidRequest(f"name one of: {', '.join(names)}", param="model")
+        name = names[0] if name is None else name
+        if name not in names:
+            why = f"nothing named {name!r:.200} reads pictures here{nearest(name, names)}"
+            raise ModelNotFound(f"{why}; this server has {', '.join(names)}", param="model")
+        if name not in self._pipelines:
+            self._pipelines[name] = OcrPipeline(name, programs)
+        return self._pipelines[name]
+
+    async def read(self, request: Request, body: OcrBody) -> dict[str, Any]:
+        """Answer one request."""
+        pipeline = self.find(body.model)
+        request.scope["headrace.usage"] = Usage(pipeline.name)
+        data = await self._service.hands.beside(picture_bytes, body.image)
+        return await while_connected(request.receive, self._read(pipeline, data, body))
+
+    async def _read(self, pipeline: OcrPipeline, data: bytes, body: OcrBody) -> dict[str, Any]:
+        RECEIVE.set(None)  # The caller watches over the connection, for all steps.
+        service = self._service
+        begun = self._engine.jobs.begun(
+            pipeline.name,
+            urgency=CLASSES[body.urgency or "interactive"],
+            timeout=math.inf if body.timeout is None else body.timeout,
+            owner=CALLER.get().owner,
+        )
+        async with begun as job:
+            picture = await service.decoders.run(decode_uncut, data, LONGEST, LIMITS, "image")
+            lines = await pipeline.read(job, picture, service.hands.run)
+        return {
+            "object": "ocr",
+            "model": pipeline.name,
+            "width": picture.width,
+            "height": picture.height,
+            "text": "\n".join(one.text for one in lines),
+            "lines": [asdict(one) for one in lines],
+        }
+
+
+def picture_bytes(text: str) -> bytes:
+    """Return the bytes of a data URL, or of base64. Raises `InvalidRequest`."""
+    head, comma, data = text.partition(",")
+    named = comma and head[:5].lower() == "data:" and head.lower().endswith(";base64")
+    if not named and ":" in text[:4096]:
+        raise InvalidRequest(
+            "a picture is taken as a data URL (data:image/png;base64,…) or in base64; nothing is "
+            "fetched",
+            param="image",
+            code="unsupported_content",
+        )
+    try:
+        return base64.b64decode(data if named else text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest("the data is not base64", param="image") from None
