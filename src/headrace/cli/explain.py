@@ -108,7 +108,8 @@ def _transcribing(options: EngineOptions) -> _Explained:
     from ..loader.whisper import open_transcription
 
     verify(options)
-    folder, form = find(options.model, cache_dir=options.cache_dir), form_of(options)
+    folder = find(options.model, cache_dir=options.cache_dir, offline=options.offline)
+    form = form_of(options)
     files = open_transcription(folder, coded=form.precision == "int8")
     serving = engine_options(options, form)
     decisions, memory = resolve(serving, files, hardware())
