@@ -93,8 +93,8 @@ def serve(side: str, model: str, arguments: argparse.Namespace) -> None:
         def hear(sounds: list[Any]) -> list[str]:
             return list(pool.map(one, sounds))
     else:
+        from headrace.engine.hearing.opening import open_transcriber
         from headrace.speech.decoding import DecodingOptions
-        from headrace.speech.opening import open_transcriber
 
         ours = open_transcriber(model, threads, "exact" if side == "reference" else "int8")
         how = DecodingOptions(
@@ -115,7 +115,7 @@ def serve(side: str, model: str, arguments: argparse.Namespace) -> None:
                     except StopIteration as end:
                         texts[i] = end.value.text
                         del running[i]
-                ours.conductor.turn()
+                ours.jobs.turn()
             return texts
 
     for line in sys.stdin:

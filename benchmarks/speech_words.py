@@ -23,25 +23,30 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.bench.word_errors import word_errors
-from headrace.kernels.cpu.library import LEVELS, Team, level
+from headrace.engine.hearing.opening import open_transcriber
+from headrace.kernels.cpu.backend import CpuBackend
+from headrace.kernels.cpu.library import LEVELS, level
 from headrace.loader.catalog import CATALOG
 from headrace.loader.download import fetch_catalog
+from headrace.loader.whisper_files import open_whisper
 from headrace.media import decode
-from headrace.speech.decoding import DecodingOptions
+from headrace.speech.conductor import WalkUnderWay
+from headrace.speech.decoding import Ask, DecodingOptions, WindowAnswer
 from headrace.speech.features import WINDOW
-from headrace.speech.files import open_whisper
-from headrace.speech.network import MAX_LOGITS, Chunk, Network, Precision
-from headrace.speech.rules import log_softmax
-from headrace.speech.transcript import Transcriber
+from headrace.speech.product import Precision
+from headrace.speech.windows import Windows
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "speech_words.json"
@@ -109,9 +114,8 @@ class Ours:
     """Whisper base by Headrace, with weights and activations of one form."""
 
     def __init__(self, precision: Precision, threads: int, at: str | None = None) -> None:
-        self._files = open_whisper(fetch_catalog(CATALOG["whisper-base"]))
-        network = Network(self._files, Team(threads, at), precision)
-        self._transcriber, self._network = Transcriber(network), network
+        with mock.patch.object(CpuBackend, "_level", at):
+            self._transcriber = open_transcriber("whisper-base", threads, precision)
 
     def __call__(self, samples: Floats, language: str) -> str:
         options = DecodingOptions(language=language, temperatures=(0.0,))
@@ -119,19 +123,26 @@ class Ours:
 
     def log_shares(self, clip: Clip) -> Floats:
         """Compute the log-probability of each token of what is said, given those before it."""
-        special = self._files.special
+        files, jobs = self._transcriber.files, self._transcriber.jobs
+        special = files.special
         head = [special.start, special.languages[clip.language], special.transcribe]
-        said = self._files.tokenizer.encode(f" {clip.said}", add_special_tokens=False).ids
+        said = files.tokenizer.encode(f" {clip.said}", add_special_tokens=False).ids
         tokens = [*head, special.no_timestamps, *said]
-        for _ in self._network.hear(clip.samples[:WINDOW], 0):
-            pass
-        found = []
-        for first in range(0, len(tokens) - 1, MAX_LOGITS):
-            part = tokens[first : first + MAX_LOGITS]
-            rows = self._network.decode([Chunk(0, 0, first, part, range(len(part)))])
-            after = tokens[first + 1 : first + 1 + len(part)]
-            found += [log_softmax(rows[place])[token] for place, token in enumerate(after)]
-        return np.array(found[len(head) :], np.float32)
+
+        def walk() -> Generator[list[Ask], list[WindowAnswer], WindowAnswer]:
+            sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+            with Windows(files).open(clip.samples[:WINDOW], short=False, aligns=False) as window:
+                (scored,) = yield [Ask(tokens, RequestSpec(sampling, 0, inputs=(window,)))]
+            return scored
+
+        job = WalkUnderWay(walk(), jobs.share())
+        window = jobs.lend(job.share)
+        jobs.add(job)
+        while not job.done:
+            jobs.turn()
+        jobs.take_back(job.share, window)
+        assert job.result is not None, job.error
+        return np.array([one.logprob for one in job.result.scores[len(head) :]], np.float32)
 
 
 def oracle() -> Side:

@@ -52,6 +52,8 @@ def identity(before: object, token: int, spec: RequestSpec, place: int) -> int:
     for span in spec.inputs:
         if span.first <= place < span.first + span.length:
             seen = (token, span.kind, span.digest, place - span.first)
+        elif not span.length and not place:
+            seen = (seen, span.kind, span.digest)
     return _identities.setdefault((before, seen), len(_identities) + 1)
 
 
@@ -290,8 +292,11 @@ class FakeWorker:
         for slot in plan.dropped:
             del self.encodings[slot]
         assert not any(one.left for one in self.encodings.values()), "computed twice"
-        for slot, name, source, units in plan.encodings:
+        for slot, name, source, units, _ in plan.encodings:
             assert self.encoder is not None
+            if self.encoder.slot:
+                slots = self.encoder.bound // self.encoder.slot + self.depth
+                assert slot < slots, "more slots than there are"
             for at, one in self.encodings.items():
                 # Its readers left while it was in flight: the next plan gives its slot back.
                 if at != slot and one.name == name and one.done == self.encoder.slices:
@@ -312,7 +317,7 @@ class FakeWorker:
     def _check_inputs(self, row: int, stay: Stay, begin: int, end: int) -> None:
         """Assert that the rows of encodings which a chunk stands for are there, and its own."""
         for span in stay.spec.inputs if self.encoder is not None else ():
-            if begin < span.first + span.length and span.first < end:
+            if not span.length or (begin < span.first + span.length and span.first < end):
                 name = EncodingName(self.tenants[row], span.digest)
                 same = [one for one in self.encodings.values() if one.name == name]
                 (found,) = [one for one in same if not one.left]

@@ -19,7 +19,7 @@ from headrace.base.request import Request
 from headrace.base.spec import InputSpan
 from headrace.engine import messages
 from headrace.sched import Limits
-from headrace.sched.price import ALL_TOKENS, FEWEST, MixedPrices
+from headrace.sched.price import ALL_TOKENS, FEWEST, MixedPrices, room_of
 from headrace.sched.scheduler import LOOK_AHEAD
 
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "100"))
@@ -33,7 +33,7 @@ def with_inputs(request: Request, *spans: tuple[int, int, bytes], handle: int = 
     for first, length, digest in spans:
         name = EncodingName(request.tenant, digest)
         source = SealedHandle(handle, 0, repr(name).encode(), 1, 1)
-        made.append(InputSpan(first, length, "sound", digest, source, units=length))
+        made.append(InputSpan(first, length, "sound", digest, source, units=length or 40))
     request.spec = replace(request.spec, inputs=tuple(made))
     return request
 
@@ -56,6 +56,7 @@ def starts(d: Driver) -> list[bytes]:
     depth=st.sampled_from([1, 2]),
     blocks=st.integers(8, 40),
     slices=st.integers(1, 6),
+    across=st.booleans(),
     failures=st.sampled_from([(0.0, 0.0), (0.2, 0.0), (0.0, 0.3), (0.2, 0.2)]),
     policy=st.sampled_from(["fcfs", "priority"]),
 )
@@ -67,13 +68,14 @@ def test_every_request_gets_its_answer(
     depth: int,
     blocks: int,
     slices: int,
+    across: bool,
     failures: tuple[float, float],
     policy: str,
 ) -> None:
     """The worker of the harness asserts that nothing is computed twice or read before it is
     complete, and that a row reads its own tenant's; the scheduler's checks count the bytes."""
     limits = Limits(rows, step_tokens, 60, 100, policy, depth)  # type: ignore[arg-type]
-    shape = SHAPE._replace(slices=slices)
+    shape = SHAPE._replace(slices=slices, slot=40 * across, whole=across)
     d = Driver(limits, pool_of((None, blocks)), seed=seed, encoder=shape)
     steps, d.worker.fails_items = failures
     rng = random.Random(seed)
@@ -90,7 +92,10 @@ def test_every_request_gets_its_answer(
                 priority=rng.choice([0, 5]),
                 cache_salt=salt,
             )
-            with_inputs(request, *spans_of(rng, len(prompt)), handle=number % 3)
+            spans = spans_of(rng, len(prompt))
+            if across:
+                spans = [(0, 0, digest) for _, _, digest in spans[:1]]
+            with_inputs(request, *spans, handle=number % 3)
             try:
                 d.add(request)
             except (Overloaded, ContextOverflow, InvalidRequest):
@@ -349,6 +354,47 @@ def test_one_that_is_begun_again_while_its_last_slices_are_in_flight_is_given_ba
     d.check_answers()
 
 
+def test_a_more_urgent_input_passes_one_that_is_under_way() -> None:
+    """Its slices go first, and the other goes on where it was; both are attended to by every
+    token."""
+    shape = EncoderShape(slices=5, width=1, bound=4 * 3000, slot=4000)
+    d = Driver(Limits(4, 64, 64, 100, "priority"), pool_of((None, 64)), encoder=shape)
+    d.add(request_of("text", [3] * 4, max_tokens=30))
+    d.step()
+    d.add(with_inputs(request_of("long", [1] * 9, max_tokens=1, priority=1), (0, 0, b"long")))
+    d.step()
+    d.add(with_inputs(request_of("short", [2] * 9, max_tokens=1), (0, 0, b"short")))
+    d.run()
+    d.check_answers()
+    ends = [key[0] for key in d.finish]
+    assert ends.index("short") < ends.index("long")
+    assert starts(d) == [b"long", b"short"], "none is begun again"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_slices_wait_for_more_urgent_texts_that_are_read_whole(whole: bool) -> None:
+    shape = EncoderShape(slices=5, width=1, bound=4 * 3000, slot=4000, whole=whole)
+    d = Driver(Limits(4, 64, 64, 100, "priority"), pool_of((None, 64)), encoder=shape)
+    d.add(request_of("urgent", [3] * 4, max_tokens=9))
+    d.step()
+    d.add(with_inputs(request_of("other", [1] * 9, max_tokens=1, priority=1), (0, 0, b"other")))
+    d.run()
+    d.check_answers()
+    with_slices = [plan for plan in d.plans if plan.parts]
+    assert {plan.texts for plan in with_slices} == ({0} if whole else {1})
+    assert len(with_slices) == (3 if whole else 5), "a tenth of a second, or half of it"
+
+
+def test_equal_texts_about_different_inputs_share_no_block() -> None:
+    shape = EncoderShape(slices=2, width=1, bound=4 * 3000, slot=4000)
+    d = encoding_driver(shape)
+    for name, digest in (("a", b"one"), ("b", b"two"), ("c", b"one")):
+        d.add(with_inputs(request_of(name, [5] * 40, max_tokens=4), (0, 0, digest)))
+        d.run()
+    d.check_answers()
+    assert d.scheduler.stats().prefix_hits == 39, "the third has the first's"
+
+
 def test_plans_cross_processes_as_they_are() -> None:
     d = encoding_driver()
     d.add(with_inputs(request_of("a", [1] * 20), (2, 8, b"a")))
@@ -372,17 +418,17 @@ def test_a_step_has_the_slices_and_the_prompt_that_its_seconds_hold() -> None:
     assert known.tokens(0) == ALL_TOKENS, "nobody waits for the next token"
     assert known.tokens(5) == 20
     assert known.tokens(500) == FEWEST
-    assert known.slices_that_fit(1000, 32, tokens=10, decodes=10) == 4
-    assert known.slices_that_fit(1000, 32, tokens=0, decodes=0) == 25
-    assert known.slices_that_fit(1000, 3, tokens=0, decodes=0) == 3
-    assert known.slices_that_fit(100_000, 32, tokens=400, decodes=10) == 1
+    assert known.slices_that_fit(1000, 32, tokens=10, room=room_of(10)) == 4
+    assert known.slices_that_fit(1000, 32, tokens=0, room=room_of(0)) == 25
+    assert known.slices_that_fit(1000, 3, tokens=0, room=room_of(0)) == 3
+    assert known.slices_that_fit(100_000, 32, tokens=400, room=room_of(10)) == 1
 
 
 def test_prices_follow_the_steps() -> None:
     known = prices(1e-3, 1e-5)
     for _ in range(20):
         known.observe(10, 0.02, 4000, 0.16)
-    assert known.slices_that_fit(1000, 32, tokens=0, decodes=0) == pytest.approx(6, abs=1)
+    assert known.slices_that_fit(1000, 32, tokens=0, room=room_of(0)) == pytest.approx(6, abs=1)
     assert known.tokens(1) < 20
 
 

@@ -21,8 +21,8 @@ import psutil
 import pytest
 from processes import Running, headrace, running
 
+from headrace.engine.hearing.opening import open_transcriber
 from headrace.media import decode
-from headrace.speech.opening import open_transcriber
 from tiny.moonshine import make
 
 soundfile = pytest.importorskip("soundfile", reason="needs the extra audio")

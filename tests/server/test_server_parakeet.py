@@ -12,8 +12,8 @@ import openai
 import pytest
 from processes import Running, headrace, running
 
+from headrace.engine.hearing.opening import open_transcriber
 from headrace.media import decode
-from headrace.speech.opening import open_transcriber
 from tiny.parakeet import make
 
 pytest.importorskip("soundfile", reason="needs the extra audio")

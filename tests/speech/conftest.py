@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
+from headrace.engine.hearing.opening import open_transcriber
 from headrace.kernels.cpu.library import LibraryAbsent, load
-from headrace.speech.files import open_whisper
-from headrace.speech.network import Network, Team
+from headrace.loader.whisper import open_transcription
+from headrace.speech.transcript import Transcriber
+
+from .whisper_parts import WhisperParts
 
 SPECIALS = [
     "endoftext",
@@ -99,9 +103,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory, oracle: Any) -> Path:
 
 
 @pytest.fixture(scope="session")
-def network(folder: Path) -> Network:
+def built() -> None:
+    """Skip where the CPU library is not built."""
     try:
         load()
     except LibraryAbsent as absent:
         pytest.skip(f"the CPU library is not built: {absent}")
-    return Network(open_whisper(folder), Team(2), "exact", windows=3, sequences=8)
+
+
+@pytest.fixture
+def parts(folder: Path, built: None) -> WhisperParts:
+    return WhisperParts(open_transcription(folder, coded=False))
+
+
+@pytest.fixture(scope="module")
+def transcriber(folder: Path, built: None) -> Iterator[Transcriber]:
+    """An engine that serves the small Whisper."""
+    made = open_transcriber(str(folder), 2, "exact")
+    yield made
+    made.close()

@@ -4,219 +4,236 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from headrace.base.errors import EngineFault
+from headrace.loader.whisper import open_transcription
+from headrace.loader.whisper_files import WhisperFiles, open_whisper
 from headrace.speech.captions import clock, srt, vtt
-from headrace.speech.conductor import Conductor, WalkUnderWay
-from headrace.speech.decoding import DecodingOptions, Encode, Utterance, compression, decode_window
-from headrace.speech.features import RATE, WINDOW
-from headrace.speech.network import Chunk, Network
-from headrace.speech.rules import Rules
-from headrace.speech.transcript import Segment, Transcriber
+from headrace.speech.conductor import WalkUnderWay
+from headrace.speech.decoding import DecodingOptions, Utterance, compression, decode_window
+from headrace.speech.features import RATE, WINDOW, log_mel
+from headrace.speech.rules import rules_of
+from headrace.speech.transcript import Segment, Transcriber, Transcript
 from headrace.speech.voice import chunks, speech_spans
-from headrace.speech.words import cheapest_path, split_words
+from headrace.speech.windows import Windows
+from headrace.speech.words import split_words
+from headrace.worker.alignment import cheapest_path
+from headrace.worker.time_rules import RulesOfRow
 
-from .test_network import heard, sound
+from .whisper_parts import WhisperParts, sound
 
 FIRST = 266
 """Token of <|0.00|> in the small model."""
 
 
-@pytest.fixture
-def transcriber(network: Network) -> Transcriber:
-    return Transcriber(network)
+@pytest.fixture(scope="module")
+def files(folder: Path) -> WhisperFiles:
+    return open_whisper(folder)
 
 
-def allowed(network: Network, said: list[int], *, times: bool = True) -> set[int]:
-    logits = np.zeros(network.files.vocab, np.float32)
+def rules(files: WhisperFiles, *, times: bool = True) -> RulesOfRow:
+    return RulesOfRow(rules_of(files, times=times, begin=0))
+
+
+def allowed(files: WhisperFiles, said: list[int], *, times: bool = True) -> set[int]:
+    logits = np.zeros(files.vocab, np.float32)
     logits[:257] = 20.0  # Words are so likely that no rule of sums decides.
-    shares = Rules(network.files, times=times).log_shares(logits, said)
+    shares = rules(files, times=times).log_shares(logits, said)
     return set(np.flatnonzero(shares > -np.inf).tolist())
 
 
-def test_times_come_in_pairs_and_never_go_back(network: Network) -> None:
-    assert allowed(network, []) == set(range(FIRST, FIRST + 51)), "at most one second in"
-    behind_first = allowed(network, [FIRST + 5])
+def test_times_come_in_pairs_and_never_go_back(files: WhisperFiles) -> None:
+    assert allowed(files, []) == set(range(FIRST, FIRST + 51)), "at most one second in"
+    behind_first = allowed(files, [FIRST + 5])
     assert 65 in behind_first
     assert not behind_first & set(range(FIRST, FIRST + 1501))
-    after_text = allowed(network, [FIRST + 5, 65])
+    after_text = allowed(files, [FIRST + 5, 65])
     assert FIRST + 5 not in after_text, "no segment of no length"
     assert FIRST + 6 in after_text
     assert 66 in after_text
-    closed = allowed(network, [FIRST + 5, 65, FIRST + 9])
+    closed = allowed(files, [FIRST + 5, 65, FIRST + 9])
     assert closed == {256, *range(FIRST + 9, FIRST + 1501)}
-    assert 65 in allowed(network, [FIRST + 5, 65, FIRST + 9, FIRST + 9])
+    assert 65 in allowed(files, [FIRST + 5, 65, FIRST + 9, FIRST + 9])
 
 
-def test_suppressed_tokens_are_never_said(network: Network) -> None:
-    plain = allowed(network, [65], times=False)
+def test_suppressed_tokens_are_never_said(files: WhisperFiles) -> None:
+    plain = allowed(files, [65], times=False)
     assert not plain & {1, 2, *range(257, FIRST + 1501)}
     assert 256 in plain
-    assert not allowed(network, [], times=False) & {220, 256}
+    assert not allowed(files, [], times=False) & {220, 256}
 
 
-def test_a_time_is_said_where_times_together_are_likelier(network: Network) -> None:
-    logits = np.zeros(network.files.vocab, np.float32)
+def test_a_time_is_said_where_times_together_are_likelier(files: WhisperFiles) -> None:
+    logits = np.zeros(files.vocab, np.float32)
     logits[65], logits[FIRST + 10 : FIRST + 1000] = 3.0, 0.0
-    shares = Rules(network.files, times=True).log_shares(logits, [FIRST, 66])
+    shares = rules(files).log_shares(logits, [FIRST, 66])
     assert int(shares.argmax()) > FIRST
 
 
 @pytest.mark.parametrize("times", [True, False])
 def test_greedy_tokens_are_those_of_transformers(
-    network: Network, oracle: Any, transcriber: Transcriber, times: bool
+    files: WhisperFiles, oracle: Any, transcriber: Transcriber, times: bool
 ) -> None:
     """The oracle's logits, one pass over the whole text a token, under the same rules."""
     options = DecodingOptions(language="en", times=times, temperatures=(0.0,))
     found = transcriber.transcribe(sound(4), options)
-    mel = heard(network, 4, 0)
     prefix = [257, 258, 261] + ([] if times else [265])
     said: list[int] = []
-    rules = Rules(network.files, times=times)
+    own = rules(files, times=times)
     with torch.no_grad():
-        features = torch.from_numpy(mel.T[None].copy())
+        features = torch.from_numpy(log_mel(sound(4), files.mels).T[None].copy())
         encoded = (oracle.model.encoder(features).last_hidden_state,)
         while len(said) < 224:
             ids = torch.tensor([prefix + said])
             logits = oracle(encoder_outputs=encoded, decoder_input_ids=ids).logits[0, -1]
-            token = int(rules.log_shares(logits.numpy(), said).argmax())
+            token = int(own.log_shares(logits.numpy(), said).argmax())
             if token == 256:
                 break
             said.append(token)
     got = [token for segment in found.segments for token in segment.tokens]
-    assert spoken_of(network, options, 4).tokens == said
+    assert spoken_of(transcriber, options, 4).tokens == said
     assert set(got) <= set(said)
 
 
-def spoken_of(network: Network, options: DecodingOptions, seed: int) -> Utterance:
-    return spoken_in(network, options, sound(seed))
-
-
-def spoken_in(network: Network, options: DecodingOptions, samples: np.ndarray) -> Utterance:
+def spoken_of(transcriber: Transcriber, options: DecodingOptions, seed: int) -> Utterance:
     """A window, as its walk gives it."""
 
     def walk() -> Any:
-        yield Encode(samples, 0)
-        return (yield from decode_window(network.files, options, "en", [], 0, [0, 1, 2], 0))
+        with Windows(transcriber.files).open(sound(seed), short=False, aligns=False) as window:
+            return (yield from decode_window(transcriber.files, options, "en", [], window, 0))
 
-    conductor, job = Conductor(network), WalkUnderWay(walk())
-    conductor.add(job)
-    while not conductor.idle:
-        conductor.turn()
+    jobs = transcriber.jobs
+    job = WalkUnderWay(walk(), jobs.share())
+    assert jobs.lend(job.share) is not None
+    jobs.add(job)
+    while not job.done:
+        jobs.turn()
+    jobs.take_back(job.share, 0)
     if job.error is not None:
         raise job.error
     assert isinstance(job.result, Utterance)
     return job.result
 
 
-def test_a_beam_is_worth_what_it_says(network: Network) -> None:
-    """The tokens that three beams chose, transcribed again in one chunk, have the score that the
-    search summed up over steps and copies between slots."""
+def test_a_beam_is_worth_what_it_says(
+    folder: Path, files: WhisperFiles, transcriber: Transcriber
+) -> None:
+    """The tokens that three beams chose, decoded again in one chunk, have the score that the search
+    summed up over requests for one token each."""
     options = DecodingOptions(language="en", beams=3, temperatures=(0.0,))
-    spoken = spoken_of(network, options, 5)
-    tokens, rules, total = spoken.tokens, Rules(network.files, times=True), 0.0
-    heard(network, 5, 0)
-    chunk = Chunk(0, 0, 0, [257, 258, 261, *tokens], [])
-    for first in range(0, len(tokens) + 1, 50):
-        wanted = range(first, min(first + 50, len(tokens) + 1))
-        logits = network.decode([chunk._replace(wanted=[2 + at for at in wanted])])
-        for row, at in zip(logits, wanted, strict=True):
-            shares = rules.log_shares(row, tokens[:at])
-            if at < len(tokens):
-                total += float(shares[tokens[at]])
-            elif len(tokens) < 224:
-                total += float(shares[256])
+    spoken = spoken_of(transcriber, options, 5)
+    tokens, own, total = spoken.tokens, rules(files), 0.0
+    parts = WhisperParts(open_transcription(folder, coded=False), windows=1, rows=1)
+    parts.encode(sound(5), 0)
+    prefix = [257, 258, 261]
+    chunks_of = [*prefix, *tokens]
+    found = [
+        row
+        for first in range(0, len(chunks_of), 100)
+        for row in parts.logits(0, 0, chunks_of[first : first + 100], first)
+    ]
+    for at, row in enumerate(found[len(prefix) - 1 :]):
+        shares = own.log_shares(row, tokens[:at])
+        if at < len(tokens):
+            total += float(shares[tokens[at]])
+        elif len(tokens) < 224:
+            total += float(shares[256])
     assert len(tokens) > 5
     assert np.isclose(total / (len(tokens) + 1), spoken.log_share, atol=1e-5)
 
 
-def test_side_by_side_is_as_alone(network: Network) -> None:
-    """Two sounds whose turns are taken in turns say what each says alone; all slots come back."""
+def test_side_by_side_is_as_alone(transcriber: Transcriber) -> None:
+    """Two sounds whose turns are taken in turns say what each says alone; all windows come back."""
     options = DecodingOptions(language="en", temperatures=(0.0, 0.6), seed=4)
-    alone = [Transcriber(network).transcribe(sound(seed), options) for seed in (6, 7)]
-    both = Transcriber(network)
+    free = transcriber.jobs.free_windows
+    alone = [transcriber.transcribe(sound(seed), options) for seed in (6, 7)]
+    found = together(transcriber, [sound(6), sound(7)], options)
+    assert [one.segments for one in found] == [one.segments for one in alone]
+    assert transcriber.jobs.free_windows == free
+
+
+def together(
+    transcriber: Transcriber, sounds: list[np.ndarray], options: DecodingOptions
+) -> list[Transcript]:
     runs = [
-        both.sequential(sound(seed), options, words=False, told=lambda new, upto: None)
-        for seed in (6, 7)
+        transcriber.sequential(one, options, words=False, told=lambda new, upto: None)
+        for one in sounds
     ]
     found: dict[int, Any] = {}
-    while len(found) < 2:
+    while len(found) < len(runs):
         for number, run in enumerate(runs):
             if number not in found:
                 try:
                     next(run)
                 except StopIteration as end:
                     found[number] = end.value
-        both.conductor.turn()
-    assert [found[0].segments, found[1].segments] == [one.segments for one in alone]
-    assert len(both.conductor.free_windows) == network.windows
-    assert len(both.conductor.free_sequences) == network.sequences
+        transcriber.jobs.turn()
+    return [found[number] for number in range(len(runs))]
 
 
-def test_a_short_sound_passes_a_long_one(network: Network) -> None:
-    """Turns of one length: a window behind four others of a sound, three of which are under way."""
+def test_a_short_sound_passes_a_long_one(transcriber: Transcriber) -> None:
+    """A window of a new sound is encoded and decoded before the one that a long sound has just
+    begun, and all windows come back."""
     options = DecodingOptions(language="en", temperatures=(0.0,))
-    at = [0.0]
+    ended: list[str] = []
 
-    def clock() -> float:
-        at[0] += 0.01
-        return at[0]
+    def told(name: str) -> Any:
+        return lambda new, upto: ended.append(name)
 
-    def turns(long: np.ndarray | None) -> int:
-        transcriber = Transcriber(network)
-        transcriber.conductor = Conductor(network, clock)
-
-        def nothing(new: list[Segment], upto: float) -> None:
-            pass
-
-        old = None
-        if long is not None:
-            old = transcriber.sequential(long, options, words=False, told=nothing)
-            for _ in range(250):  # Two and a half seconds: it is no longer young.
-                next(old)
-                transcriber.conductor.turn()
-        new = transcriber.sequential(sound(6), options, words=False, told=nothing)
-        taken = 0
-        for _ in new:
-            if old is not None:
-                next(old)
-            transcriber.conductor.turn()
-            taken += 1
-        if old is not None:
-            old.close()
-        return taken
-
-    alone = turns(None)
-    beside = turns(np.concatenate([sound(seed, 30.0) for seed in range(8)]))
-    assert alone <= beside < 2 * alone
+    long = np.concatenate([sound(seed, 30.0) for seed in range(4)])
+    old = transcriber.sequential(long, options, words=False, told=told("old"))
+    while not ended:  # It has had a window.
+        next(old)
+        transcriber.jobs.turn()
+    next(old)  # Its next one waits, or is under way.
+    new = transcriber.sequential(sound(6), options, words=False, told=told("new"))
+    for _ in new:
+        next(old)
+        transcriber.jobs.turn()
+    old.close()
+    assert ended[:2] == ["old", "new"]
+    assert transcriber.jobs.idle
 
 
-def test_a_walk_that_is_left_gives_its_slots_back(network: Network) -> None:
-    transcriber = Transcriber(network)
+def test_a_walk_that_is_left_gives_its_window_back(transcriber: Transcriber) -> None:
+    free = transcriber.jobs.free_windows
     run = transcriber.sequential(sound(6), DecodingOptions(), words=False, told=lambda n, u: None)
     for _ in range(3):
         next(run)
-        transcriber.conductor.turn()
+        transcriber.jobs.turn()
     run.close()
-    assert transcriber.conductor.idle
-    assert len(transcriber.conductor.free_windows) == network.windows
-    found = transcriber.transcribe(sound(8), DecodingOptions(language="en", temperatures=(0.0,)))
-    again = Transcriber(network).transcribe(
-        sound(8), DecodingOptions(language="en", temperatures=(0.0,))
-    )
-    assert found == again
+    assert transcriber.jobs.idle
+    assert transcriber.jobs.free_windows == free
+    options = DecodingOptions(language="en", temperatures=(0.0,))
+    found = transcriber.transcribe(sound(8), options)
+    assert found == transcriber.transcribe(sound(8), options)
 
 
-def test_long_sounds_have_rising_times_within_their_length(network: Network) -> None:
+def test_an_error_of_a_step_ends_its_sound_alone(
+    transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = DecodingOptions(language="en", temperatures=(0.0,))
+    wanted = transcriber.transcribe(sound(3), options)
+    with monkeypatch.context() as broken:
+        broken.setattr(RulesOfRow, "log_shares", lambda *given: 1 / 0)
+        with pytest.raises(EngineFault, match="ZeroDivisionError"):
+            transcriber.transcribe(sound(6), options)
+    assert transcriber.jobs.idle
+    assert transcriber.transcribe(sound(3), options) == wanted
+
+
+def test_long_sounds_have_rising_times_within_their_length(transcriber: Transcriber) -> None:
     long = np.concatenate([sound(seed, 20.0) for seed in (1, 2)])
     for chunked in (False, True):
         options = DecodingOptions(temperatures=(0.0,))
         told: list[float] = []
-        found = Transcriber(network).transcribe(
+        found = transcriber.transcribe(
             long, options, chunked=chunked, told=lambda new, upto, told=told: told.append(upto)
         )
         assert found.language in ("en", "de")
@@ -228,8 +245,8 @@ def test_long_sounds_have_rising_times_within_their_length(network: Network) -> 
         assert ends == sorted(ends)
 
 
-def test_nothing_in_nothing(network: Network) -> None:
-    assert Transcriber(network).transcribe(np.empty(0, np.float32)).text == ""
+def test_nothing_in_nothing(transcriber: Transcriber) -> None:
+    assert transcriber.transcribe(np.empty(0, np.float32)).text == ""
     assert chunks(np.zeros(0, np.float32)) == []
     assert chunks(np.zeros(160_000, np.float32)) == []
 
@@ -253,10 +270,10 @@ def test_what_is_silence(no_speech: float, log_share: float, silent: bool) -> No
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_no_text_is_made_of_zeros(network: Network, chunked: bool) -> None:
+def test_no_text_is_made_of_zeros(transcriber: Transcriber, chunked: bool) -> None:
     seconds = 40
     told: list[float] = []
-    found = Transcriber(network).transcribe(
+    found = transcriber.transcribe(
         np.zeros(seconds * RATE, np.float32),
         DecodingOptions(temperatures=(0.0,)),
         chunked=chunked,
@@ -267,14 +284,14 @@ def test_no_text_is_made_of_zeros(network: Network, chunked: bool) -> None:
     assert told[-1] == seconds
 
 
-def test_what_is_left_out_lies_between_what_is_said(network: Network) -> None:
+def test_what_is_left_out_lies_between_what_is_said(transcriber: Transcriber) -> None:
     """A window of zeros between two of noise: its time is counted, its words are not made up."""
     noise = np.random.default_rng(5).normal(0, 0.1, 5 * RATE).astype(np.float32)
     sound = np.zeros(3 * WINDOW, np.float32)
     sound[: len(noise)] = sound[-len(noise) :] = noise
     options = DecodingOptions(language="en", temperatures=(0.0,), times=False)
     options = replace(options, most_silence=2.0, sure_silence=2.0)
-    found = Transcriber(network).transcribe(sound, options)
+    found = transcriber.transcribe(sound, options)
     assert found.left_out == [(30.0, 60.0, "inaudible")]
     assert {segment.start for segment in found.segments} == {0.0, 60.0}
 
@@ -311,16 +328,16 @@ def test_the_cheapest_path_is_the_cheapest() -> None:
         assert np.isclose(cost[rows, columns].sum(), best(cost, shape[0] - 1, shape[1] - 1))
 
 
-def test_words_hold_all_tokens_once(network: Network) -> None:
-    ids = network.files.tokenizer.encode(" Hello, wörld: it's “me” (you).").ids
-    words = split_words(network.files, ids, "en")
+def test_words_hold_all_tokens_once(files: WhisperFiles) -> None:
+    ids = files.tokenizer.encode(" Hello, wörld: it's “me” (you).").ids
+    words = split_words(files, ids, "en")
     assert [token for _, own in words for token in own] == ids
     assert [text for text, _ in words][:3] == [" Hello,", " wörld:", " it's"]
 
 
-def test_words_lie_in_their_segments(network: Network) -> None:
+def test_words_lie_in_their_segments(transcriber: Transcriber) -> None:
     options = DecodingOptions(language="en", temperatures=(0.0,))
-    found = Transcriber(network).transcribe(sound(9), options, words=True)
+    found = transcriber.transcribe(sound(9), options, words=True)
     words = [word for segment in found.segments for word in segment.words]
     assert all(0 <= word.start <= word.end <= 9.1 for word in words)
     starts = [word.start for word in words]
@@ -328,13 +345,16 @@ def test_words_lie_in_their_segments(network: Network) -> None:
 
 
 def test_a_window_keeps_what_times_of_words_need_only_where_they_are_wanted(
-    network: Network,
+    transcriber: Transcriber,
 ) -> None:
+    encoder = transcriber.jobs._core.executor.worker.encoder
     options = DecodingOptions(language="en", temperatures=(0.0,))
-    Transcriber(network).transcribe(sound(9), options)
-    assert network.keys[0] == {}
-    Transcriber(network).transcribe(sound(9), options, words=True)
-    assert len(network.keys[0]) == len({layer for layer, _ in network.files.alignment})
+    for words in (False, True):
+        transcriber.transcribe(sound(9), options, words=words)
+        (item,) = [one for one in encoder._items.values() if one.slot == max(encoder._items)]
+        wanted = {layer for layer, _ in transcriber.files.alignment}
+        assert set(item.keys) == (wanted if words else set())
+        transcriber.jobs._core.scheduler.reset()
 
 
 def test_captions() -> None:

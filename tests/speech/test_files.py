@@ -13,8 +13,8 @@ from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
 from headrace.kernels.arrays import mapped
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.weights import DenseWeight
-from headrace.speech.ctranslate import BinaryModel
-from headrace.speech.files import _LAYER, _TOP, WhisperFiles, _floating, open_whisper
+from headrace.loader.ctranslate import BinaryModel
+from headrace.loader.whisper_files import _LAYER, _TOP, WhisperFiles, _floating, open_whisper
 
 from .conftest import write_ctranslate
 

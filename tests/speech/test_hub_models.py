@@ -9,7 +9,7 @@ import pytest
 
 from headrace.base.errors import DownloadError, ModelNotFound
 from headrace.loader import open_model
-from headrace.speech.files import open_whisper
+from headrace.loader.whisper_files import open_whisper
 from headrace.speech.finding import find, hears
 from loader.fake_sources import FakeHub, serving
 

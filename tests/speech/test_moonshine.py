@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from headrace.base.errors import InvalidRequest, ModelFileError, UnsupportedModel
+from headrace.engine.hearing.opening import open_transcriber
 from headrace.kernels.cpu.library import Team
 from headrace.speech.decoding import DecodingOptions
 from headrace.speech.finding import hears
 from headrace.speech.moonshine import MoonshineNetwork
 from headrace.speech.moonshine_files import open_moonshine
-from headrace.speech.opening import open_transcriber
 from tiny.moonshine import make
 
 

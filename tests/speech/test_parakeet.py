@@ -13,10 +13,10 @@ import torch
 from transformers import ParakeetFeatureExtractor
 
 from headrace.base.errors import HeadraceError, InvalidRequest, ModelFileError, UnsupportedModel
+from headrace.engine.hearing.opening import open_transcriber
 from headrace.kernels.cpu.library import Team
 from headrace.speech.decoding import DecodingOptions
 from headrace.speech.finding import hears
-from headrace.speech.opening import open_transcriber
 from headrace.speech.parakeet import ParakeetNetwork, features
 from headrace.speech.parakeet_files import open_parakeet
 from headrace.speech.transcript import Transcriber
@@ -154,7 +154,7 @@ def test_a_transcript(tdt: Path) -> None:
     assert starts == sorted(starts)
     alone = made.transcribe(samples, words=True)
     assert alone == found
-    pieces = made.network.files.bytes_of(found.segments[0].tokens)
+    pieces = made.files.bytes_of(found.segments[0].tokens)
     assert b"".join(pieces).decode().split() == found.segments[0].text.split()
 
 
@@ -176,7 +176,7 @@ def test_sounds_side_by_side_are_as_alone(tdt: Path) -> None:
                     next(walk)
                 except StopIteration as end:
                     found[i] = end.value
-        made.conductor.turn()
+        made.jobs.turn()
     assert [found[i] for i in range(len(sounds))] == alone
 
 

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from headrace.bench.word_errors import word_errors
+from headrace.engine.hearing.opening import open_transcriber
 from headrace.loader.catalog import CATALOG
 from headrace.loader.download import fetch_catalog
+from headrace.loader.whisper_files import open_whisper
 from headrace.media import decode
 from headrace.speech.decoding import DecodingOptions
 from headrace.speech.features import RATE, WINDOW
-from headrace.speech.files import open_whisper
-from headrace.speech.network import Network, Team
-from headrace.speech.transcript import Transcriber
 
 from .whisper_oracle import in_transformers, long_form
 
@@ -62,7 +61,7 @@ LONG = (
 def test_tokens_are_those_of_transformers(tmp_path: Path, voice: str, text: str) -> None:
     files = open_whisper(fetch_catalog(CATALOG["whisper-base"]))
     oracle, language = in_transformers(files), voice[:2]
-    transcriber = Transcriber(Network(files, Team(2), "exact", windows=1, sequences=1))
+    transcriber = open_transcriber("whisper-base", 2, "exact")
     subprocess.run(
         ["espeak-ng", "-v", voice, "-s", "150", "-w", tmp_path / "a.wav", text], check=True
     )
@@ -75,7 +74,7 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, voice: str, text: str)
     assert said == wanted
     assert len(said) > 20
     # Eight bits, the default, hear nearly the same words.
-    coded = Transcriber(Network(files, Team(2), windows=1, sequences=1))
+    coded = open_transcriber("whisper-base", 2)
     wrong = word_errors(found.text, coded.transcribe(samples, options).text)
     assert wrong.rate < 0.1
 
@@ -95,8 +94,7 @@ def tone(hertz: float, seconds: int, level: float) -> np.ndarray:
 @pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="needs espeak-ng to speak")
 def test_words_are_heard_only_where_they_are_spoken(tmp_path: Path) -> None:
     """Whisper says "you" to a tone; short real words, quiet ones too, are as sure as that."""
-    files = open_whisper(fetch_catalog(CATALOG["whisper-base"]))
-    transcriber = Transcriber(Network(files, Team(2), "exact"))
+    transcriber = open_transcriber("whisper-base", 2, "exact")
     noise = np.random.default_rng(0).standard_normal(10 * RATE).astype(np.float32)
     options = DecodingOptions(language="en")
     for sound in (tone(1000, 5, 0.1), tone(440, 10, 0.3), tone(50, 10, 0.05), 1e-3 * noise):

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from headrace.cli.transcribe import _Written, command
 from headrace.speech.captions import srt, vtt
 from headrace.speech.languages import code_of, language_names
-from headrace.speech.network import Network
 from headrace.speech.transcript import Segment, Transcriber, Transcript
 
 SEGMENTS = [Segment(0.0, 1.5, " One.", []), Segment(1.5, 3.0, " Two --> three.", [])]
@@ -37,9 +36,8 @@ def sound(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(folder: Path, sound: Path, network: Network, tmp_path: Path) -> Iterator[Any]:
+def run(folder: Path, sound: Path, built: None, tmp_path: Path) -> Iterator[Any]:
     """The command with the small Whisper of random weights."""
-    del network  # Skips where the library is not built.
 
     def call(*arguments: str) -> Any:
         common = [str(sound), "--model", str(folder), "--threads", "2", "--exact"]
@@ -103,9 +101,8 @@ def test_the_whole_is_what_the_parts_are(run: Any) -> None:
 
 
 def test_captions_lie_beside_the_files_of_a_folder(
-    folder: Path, network: Network, sound: Path, tmp_path: Path
+    folder: Path, built: None, sound: Path, tmp_path: Path
 ) -> None:
-    del network
     talks = tmp_path / "talks"
     talks.mkdir()
     for name in ("a.wav", "b.WAV"):

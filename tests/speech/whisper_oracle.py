@@ -13,7 +13,7 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-from headrace.speech.files import WhisperFiles
+from headrace.loader.whisper_files import WhisperFiles
 
 
 def in_transformers(files: WhisperFiles) -> WhisperForConditionalGeneration:

@@ -193,6 +193,18 @@ class Encoder:
 
 
 @dataclass(frozen=True, slots=True)
+class Cross:
+    """Attention of each layer to an input that an encoder part reads (Vaswani et al. 2017)."""
+
+    first: int
+    """Number of the first such layer in the cache; the others follow."""
+    rows: int
+    """Most positions of an input."""
+    aligned: tuple[tuple[int, int], ...] = ()
+    """(layer, head) of the attention that follows the input, for alignment."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pooling:
     """The pooling of an input's token vectors into one.
 
@@ -251,6 +263,7 @@ class ModelArch:
     moe: Moe | None = None
     mla: Mla | None = None
     encoder: Encoder | None = None
+    cross: Cross | None = None
     recurrence: Recurrence | None = None
     uneven: Uneven | None = None
     chunks: Chunks | None = None

@@ -19,13 +19,16 @@ def demand(graph: Graph, hidden: Hidden, *, logits: bool = True) -> Graph:
     """Reduce `graph`, described for all rows, to the requested outputs.
 
     `logits` are those of the sampled rows. With `hidden` "none" and no logits only the inputs of
-    later steps are left: writes.
+    later steps are left: writes. Outputs of other names are there with hidden states of all tokens.
     """
     wanted: dict[Value, bool] = {}
     if hidden != "none":
         # Input of a head that drafts after this model: wanted whenever hidden states are.
         for name in {"hidden", "states"} & graph.outputs.keys():
             wanted[graph.outputs[name]] = hidden == "every"
+    if hidden == "every":
+        more = graph.outputs.keys() - {"hidden", "states", "logits", "labels"}
+        wanted |= {graph.outputs[name]: True for name in more}
     if logits and "logits" in graph.outputs:
         wanted.setdefault(graph.outputs["logits"], False)
     return _Rewriting(graph, wanted).run()

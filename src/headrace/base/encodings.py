@@ -46,6 +46,8 @@ class EncodingStart(NamedTuple):
     source: SealedHandle
     units: int
     """Size of the input in units of its encoder: positions."""
+    aligns: bool = False
+    """`InputSpan.aligns`."""
 
 
 class EncoderShape(NamedTuple):
@@ -57,10 +59,15 @@ class EncoderShape(NamedTuple):
     """Numbers of a row of an encoding, in fp32."""
     bound: int
     """Most bytes of encodings, those that are being computed included."""
+    slot: int = 0
+    """Bytes of any encoding that is read by attention across (K and V of each layer); 0: encodings
+    are rows."""
+    whole: bool = False
+    """Whether nobody reads single tokens of the texts: then they and slices wait for each other."""
 
     def size(self, rows: int) -> int:
         """Return the bytes of an encoding of `rows`."""
-        return 4 * self.width * rows
+        return self.slot or 4 * self.width * rows
 
 
 class EncodingStats(NamedTuple):

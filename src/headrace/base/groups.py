@@ -75,17 +75,13 @@ def graph_groups(graph: Graph, kv_dtype: str, blocks: int = 2) -> tuple[GroupSha
 
     Layers whose blocks hold the same arrays for the same tokens are one group. An encoder has none:
     it reads an input whole and keeps nothing between two steps. For a rank's graph, only its part.
-    Layers that attend across are the group before the states.
+    Layers that attend across are in `cross_groups`.
     """
     layers: dict[int | None, list[int]] = {}
     arrays: dict[int | None, tuple[ArrayShape, ...]] = {}
     latent = False
-    across: dict[int, tuple[ArrayShape, ...]] = {}
     for spec in graph.attentions():
-        if isinstance(spec, AttentionSpec) and (spec.bidirectional or not spec.kept):
-            continue
-        if isinstance(spec, AttentionSpec) and spec.across:
-            across[spec.layer] = kept_arrays(spec, kv_dtype)
+        if isinstance(spec, AttentionSpec) and (spec.bidirectional or spec.across or not spec.kept):
             continue
         latent = latent or isinstance(spec, LatentSpec) or spec.latent
         layers.setdefault(spec.window, []).append(spec.layer)
@@ -102,9 +98,6 @@ def graph_groups(graph: Graph, kv_dtype: str, blocks: int = 2) -> tuple[GroupSha
         )
         for window in sorted(layers, key=lambda window: (window is not None, window or 0))
     ]
-    if across:
-        (kept,) = set(across.values())
-        groups.append(GroupShape("cross", tuple(across), None, blocks, kept, cross=True))
     states: dict[int, tuple[ArrayShape, ...]] = {}
     for node in graph.nodes:
         if isinstance(node.spec, ConvSpec | DeltaSpec | SsmSpec):
@@ -113,6 +106,20 @@ def graph_groups(graph: Graph, kv_dtype: str, blocks: int = 2) -> tuple[GroupSha
         (shapes,) = set(states.values())
         groups.append(GroupShape("state", tuple(states), None, blocks, shapes, state=True))
     return tuple(groups)
+
+
+def cross_groups(graph: Graph, kv_dtype: str, blocks: int) -> tuple[GroupShape, ...]:
+    """Return the group of the layers that attend to an encoded input, with `blocks`; () without
+    any."""
+    across = {
+        spec.layer: kept_arrays(spec, kv_dtype)
+        for spec in graph.attentions()
+        if isinstance(spec, AttentionSpec) and spec.across
+    }
+    if not across:
+        return ()
+    (kept,) = set(across.values())
+    return (GroupShape("cross", tuple(across), None, blocks, kept, cross=True),)
 
 
 def slot_groups(graph: Graph, kv_dtype: str, slots: int, span: int) -> tuple[GroupShape, ...]:
@@ -133,7 +140,7 @@ def pool_of_rank(pool: PoolShape, mine: Iterable[GroupShape]) -> PoolShape:
 
 def pool_bytes(pool: PoolShape) -> int:
     """Return the bytes of a pool without slots: Σ over groups of blocks · bytes per block."""
-    return group_bytes(pool.groups, pool.block_size)
+    return group_bytes((*pool.groups, *pool.cross), pool.block_size)
 
 
 def group_bytes(groups: Iterable[GroupShape], block_size: int) -> int:

@@ -20,7 +20,7 @@ class ModelFiles:
     name: str
     """The user's name for it: catalog name, folder, file or hub id."""
     format: str
-    """"safetensors" or "gguf"."""
+    """"safetensors", "gguf" or "whisper"."""
     path: Path
     """The folder, or the `.gguf` file."""
     weights: tuple[Path, ...]
@@ -46,7 +46,7 @@ class ModelFiles:
     named_templates: dict[str, str] = field(default_factory=dict)
     """Chat templates besides the default, by name."""
     opened: Any = field(default=None, compare=False, repr=False)
-    """The open file (`loader.gguf`), for further reads in the same process."""
+    """The open file (`loader.gguf`, `loader.whisper`), for further reads in the same process."""
 
     def template_for(self, *, tools: bool = False, documents: bool = False) -> str | None:
         """Choose the chat template of a request, as transformers does for tools: `tool_use` or

@@ -17,6 +17,12 @@ class Scores(Tagged, frozen=True, array_like=True, tag="scores"):
     values: list[float]
 
 
+class Alignment(Tagged, frozen=True, array_like=True, tag="alignment"):
+    """Position of an encoded input at which each of the wished tokens begins."""
+
+    starts: list[int]
+
+
 class Artefact(Tagged, frozen=True, array_like=True, tag="artefact"):
     """Something too large for a message (pixels, sound): its place and type."""
 
@@ -26,5 +32,5 @@ class Artefact(Tagged, frozen=True, array_like=True, tag="artefact"):
     final: bool
 
 
-Output = Vector | Scores | Artefact
+Output = Vector | Scores | Alignment | Artefact
 """Output of a step for an entry that wants no tokens."""

@@ -8,8 +8,9 @@ from .graph import EmbedSpec, Graph
 def slices(graph: Graph) -> tuple[int, ...]:
     """Return the first node of each slice, then the number of nodes.
 
-    There is one slice for each layer, and one for the nodes before the first. A run stops only
-    where later nodes read one value alone, so that little is kept.
+    There is one slice for each layer, one for the nodes before the first, and one for each K and V
+    of another part's layer. A run stops only where later nodes read one value alone, so that little
+    is kept.
     """
     nodes = graph.nodes
     last = {value: max(graph.readers(value), default=-1) for node in nodes for value in node.out}
@@ -20,8 +21,8 @@ def slices(graph: Graph) -> tuple[int, ...]:
         kept = {value for value in kept if last.get(value, -1) > index}
         if len(kept) == 1:
             narrow.append(index + 1)
-    attends = [index for index, node in enumerate(nodes) if node.kind == "attend"]
-    firsts = {max(at for at in narrow if at <= index) for index in attends}
+    own = [index for index, node in enumerate(nodes) if node.kind in ("attend", "write")]
+    firsts = {max(at for at in narrow if at <= index) for index in own}
     return (*sorted(firsts | {0}), len(nodes))
 
 

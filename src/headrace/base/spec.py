@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 from .encodings import SealedHandle
 from .sampling import SamplingParams
 
-Task = Literal["tokens", "vector", "score"]
-"""Requested output: text token by token, the vector of an input, or the score of a pair of
-texts."""
+Task = Literal["tokens", "vector", "score", "alignment"]
+"""Requested output: text token by token, the vector of an input, the score of a pair of texts, or
+where in an encoded input each token of a text is."""
 
 SEEDS = 2**64
 """Exclusive upper bound of seeds, which start at 0."""
@@ -31,12 +31,40 @@ class ReasoningBudget(NamedTuple):
     """Whether the prompt ends inside reasoning."""
 
 
+class TimeRules(NamedTuple):
+    """Rules for the tokens of a text with timestamps, see `worker.time_rules`."""
+
+    end: int
+    """Id that ends the text; ids from `first_time` on are timestamps, all between are special."""
+    first_time: int
+    never: tuple[int, ...]
+    """Ids that are not drawn."""
+    never_first: tuple[int, ...]
+    """Further ids that are not drawn first."""
+    times: bool
+    """Whether timestamps are drawn, in pairs that do not go back."""
+    begin: int
+    """Place of the text's first token; the ids before it are the prompt's."""
+    most: int = 0
+    """Number of the likeliest ids that are reported with each token."""
+
+
+class AlignmentWish(NamedTuple):
+    """Tokens of a prompt that are looked for in its encoded input."""
+
+    first: int
+    """Place of the first of them; they end with the prompt."""
+    frames: int
+    """First positions of the input, in which they lie."""
+
+
 class InputSpan(NamedTuple):
     """Positions of a prompt that stand for an input which is not text. Their ids are placeholders;
     the input gives the content there."""
 
     first: int
     length: int
+    """Number of positions; 0: every token attends to the input, and none stands for it."""
     kind: str
     """Encoder that reads it ("sound", …)."""
     digest: bytes
@@ -46,6 +74,12 @@ class InputSpan(NamedTuple):
     """Handle of the input. The encoder's rows for it take the place of the ids' embeddings."""
     units: int = 0
     """Size of the input in units of its encoder."""
+    aligns: bool = False
+    """Whether requests for alignment will read it: its encoding then keeps what these need."""
+
+    def read_from(self, start: int) -> bool:
+        """Tell whether a token at `start` or a later one reads the input."""
+        return not self.length or start < self.first + self.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +109,9 @@ class RequestSpec:
     inputs: tuple[InputSpan, ...] = ()
     """Parts of the prompt that stand for something other than text, in the order of their
     places."""
+    rules: TimeRules | None = None
+    alignment: AlignmentWish | None = None
+    """Wish of the task "alignment"."""
 
     @property
     def generates(self) -> bool:

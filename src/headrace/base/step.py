@@ -85,6 +85,9 @@ class PoolShape:
     slots: tuple[GroupShape, ...] = ()
     """Groups of the part that drafts. A sequence has the slot of one number in all of them, or
     none; slots are not shared, indexed or moved to lower tiers."""
+    cross: tuple[GroupShape, ...] = ()
+    """Groups of encodings that are read by attention across. The encoding with slot s has the s-th
+    part of their blocks; none of them is in a sequence's table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..loader.whisper_files import WhisperFiles
 from ..roofline.hardware import Hardware
 from ..roofline.hearing import WINDOW, token_parts, window_parts
-from ..speech.files import WhisperFiles
 from .sounds import HeardSound
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -18,15 +18,15 @@ from ..base.hardware import hardware
 from ..base.modelfiles import ModelFiles
 from ..base.process import Others, busy_words
 from ..base.several import ModelChoice, read_models
+from ..engine.hearing.options import engine_options, form_of, verify
 from ..engine.loop.prediction import drafts_that_pay
 from ..engine.loop.start import beside_of, keeping
 from ..engine.loop.start import explain as resolve
 from ..loader import open_model
 from ..roofline.memory import MemoryPlan
-from ..speech.finding import hears
+from ..speech.finding import find, hears
 from .brief import BriefHelp
 from .configured import configured
-from .explain_hearing import show_hearing
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -59,11 +59,11 @@ def show(
 ) -> None:
     """Print the decisions of a start with these models."""
     first = chosen[0].options
-    if len(chosen) == 1 and hears(first.model, cache_dir=first.cache_dir, offline=first.offline):
-        show_hearing(first, as_json=as_json)
-        return
     others = Others()
-    found = _explained(chosen, quiet=as_json)
+    if len(chosen) == 1 and hears(first.model, cache_dir=first.cache_dir, offline=first.offline):
+        found = [_transcribing(first)]
+    else:
+        found = _explained(chosen, quiet=as_json)
     if as_json:
         each = [_plain(server, one) for one in found]
         print(json.dumps({"models": each} if len(each) > 1 else each[0], ensure_ascii=False))
@@ -99,6 +99,22 @@ def _explained(chosen: Sequence[ModelChoice], *, quiet: bool) -> list[_Explained
             decisions.append(drafts_that_pay(options, opened))
         found.append(_Explained(options, opened, decisions, memory))
     return found
+
+
+def _transcribing(options: EngineOptions) -> _Explained:
+    """Return the decisions about a Whisper. Raises the errors of `verify`, `find` and
+    `open_transcription`."""
+    # Local: imports the tokenizers, which no other explanation needs.
+    from ..loader.whisper import open_transcription
+
+    verify(options)
+    folder = find(options.model, cache_dir=options.cache_dir, offline=options.offline)
+    form = form_of(options)
+    files = open_transcription(folder, coded=form.precision == "int8")
+    serving = engine_options(options, form)
+    decisions, memory = resolve(serving, files, hardware())
+    named = replace(files, name=options.model)
+    return _Explained(serving, named, [*decisions, *form.decisions], memory)
 
 
 def _decided(one: _Explained, server: ServerOptions | None) -> Table:

@@ -9,11 +9,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..engine.hearing.options import SEQUENCES
+from ..loader.towers import MOST_WINDOWS
+from ..loader.whisper_files import open_whisper
 from ..roofline.hardware import Hardware
 from ..roofline.hearing import WINDOW, HearingPart, hearing_memory, token_parts, window_parts
-from ..speech.files import open_whisper
 from ..speech.finding import find
-from ..speech.network import SEQUENCES, WINDOWS
 
 TOKENS = 100
 """Tokens of a window's text for which the rate is reported: those of English read aloud."""
@@ -34,7 +35,7 @@ def show_hearing(
     seconds = {name: sum(one.seconds(hardware) for one in each) for name, each in parts.items()}
     window, token = seconds.values()
     rate = WINDOW / (window + TOKENS * token)
-    memory = hearing_memory(sizes, WINDOWS, SEQUENCES)
+    memory = hearing_memory(sizes, MOST_WINDOWS, SEQUENCES)
     if plain:
         found = {name: [_told(one, hardware) for one in each] for name, each in parts.items()}
         print(json.dumps({**found, "rtfx": rate, "tokens": TOKENS, "memory": dict(memory)}))

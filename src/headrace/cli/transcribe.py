@@ -15,11 +15,11 @@ import typer
 from ..base.errors import HeadraceError, InvalidRequest
 from ..base.hardware import cpu
 from ..base.names import nearest
+from ..engine.hearing.opening import DEFAULT_MODEL, open_transcriber
 from ..media import AudioLimits, Sound, decode
 from ..speech.captions import clock, srt, vtt
 from ..speech.decoding import MOST_BEAMS, DecodingOptions
 from ..speech.languages import code_of, language_names
-from ..speech.opening import DEFAULT_MODEL, open_transcriber
 from ..speech.transcript import Segment, Transcriber, Transcript
 from .progress import DownloadBars
 
@@ -84,7 +84,7 @@ def transcribe(
             keep=True,
             progress=bars,
         )
-    known = transcriber.network.files.special.languages
+    known = transcriber.files.special.languages
     code = None if language is None else code_of(language)
     if code is not None and known and code not in known:
         near = nearest(str(language).strip().lower(), sorted(language_names(known)))
@@ -108,6 +108,7 @@ def transcribe(
             job.beside(found)
     finally:
         signal.signal(signal.SIGTERM, before)
+        transcriber.close()
 
 
 def _sound(file: Path) -> Sound:

@@ -14,7 +14,7 @@ from .operators import KvCache, Operators, StepBatch
 from .prepared import Prepared
 
 NOTHING = KvCache([], [])
-"""Attention to both sides keeps nothing."""
+"""Cache of a part that writes nothing: attention to both sides keeps nothing."""
 
 
 class InPieces(Protocol):
@@ -41,15 +41,17 @@ class _UnderWay:
 class InterpretedPieces:
     """Runner that keeps an item's values in arrays of their own."""
 
-    def __init__(self, operators: Operators, graph: Graph, weights: Prepared) -> None:
-        self._operators, self._inputs = operators, graph.inputs
+    def __init__(
+        self, operators: Operators, graph: Graph, weights: Prepared, cache: KvCache = NOTHING
+    ) -> None:
+        self._operators, self._inputs, self._cache = operators, graph.inputs, cache
         self._interpreter = Interpreter(graph.nodes, weights, [*graph.outputs.values()])
 
     def begin(self, batch: StepBatch, *given: Array) -> _UnderWay:
         return _UnderWay(batch, dict(zip(self._inputs, given, strict=True)))
 
     def run(self, item: _UnderWay, last: int) -> None:
-        given = item.batch, NOTHING, item.values
+        given = item.batch, self._cache, item.values
         self._interpreter.go_on(self._operators, *given, item.at, last)
         item.at = last
 

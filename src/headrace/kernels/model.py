@@ -60,6 +60,13 @@ class Model:
             self._variants[key] = demand(graph, hidden, logits=hidden != "none")
         return self._variants[key]
 
+    def further(self, *, every: bool) -> list[str]:
+        """Return the names of the outputs that `forward` returns after hidden states and logits."""
+        if not self.generates:
+            return []
+        outputs = self.variant("every" if every else "sampled").outputs
+        return [name for name in outputs if name not in ("hidden", "logits")]
+
     @property
     def generates(self) -> bool:
         """Whether it has a head over a vocabulary."""
@@ -98,7 +105,7 @@ class Model:
         """Run a whole step, operator by operator, and return its outputs. Hidden states after the
         last norm are [N, D] if `every` is set, else [R, D] of `StepBatch.sample_rows`. fp32 logits
         are [R, V] of the sampled rows, or [0, 0] for a model without a head over a vocabulary. A
-        graph's output `states`, if it has one, has as many rows as hidden.
+        graph's other outputs follow, see `further`; they have as many rows as hidden.
 
         `adding` is called after each product and may add to it; `times` around each node.
         """

@@ -8,7 +8,7 @@ refuses a step.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
@@ -68,6 +68,8 @@ class Outputs:
     """[R, D], or [N, D] if every one was wanted."""
     states: Array | None = None
     """The output `states` of the model's graph, in as many rows; `hidden` if it has none."""
+    more: Mapping[str, Array] = field(default_factory=dict)
+    """Outputs of the graph by other names, [N, width]; present if every hidden state was wanted."""
 
 
 class Program(Protocol):
@@ -156,15 +158,16 @@ class CallByCall:
         times, every = self.times, want.hidden == "every"
         if times is not None:
             times.begin(decodes=batch.max_count == 1)
-        hidden, logits, *more = self.model.forward(
+        hidden, logits, *rest = self.model.forward(
             self.operators, batch, self.cache, adding, every=every, times=times
         )
-        states = more[0] if more else hidden
+        more = dict(zip(self.model.further(every=every), rest, strict=True))
+        states = more.pop("states", hidden)
         if want.tokens == "none":
-            return Outputs(None, logits, hidden, states)
+            return Outputs(None, logits, hidden, states, more)
         make = partial(self._choose, logits, batch, best=want.tokens == "best")
         tokens = make() if times is None else times.run("sample", None, make)
-        return Outputs(tokens, logits, hidden, states)
+        return Outputs(tokens, logits, hidden, states, more)
 
     def _choose(self, logits: Array, batch: StepBatch, *, best: bool) -> Array:
         return self.drawing.argmax(logits) if best else choose(self.drawing, logits, batch)

@@ -7,7 +7,7 @@ root and on their first i + 1 links.
 * The **root** names what decides the content of every block: the engine's identity (weights,
   architecture with its rope, KV type, kernels, version), the arrays that a block holds and their
   layers (`GroupShape`), the block size, and the format of the keys. From the request it has the
-  tenant's salt and the adapter's content.
+  tenant's salt, the adapter's content, and the digests of inputs that every token attends to.
 * A **link** is the tokens of a block as 32-bit integers. Each input that is not text (an image)
   and reaches into the block adds a mark, which no token is. With the mark go the input's digest
   and where the block lies in it. Equal placeholders before different images never share.
@@ -81,8 +81,10 @@ class PrefixChain:
         `marks`: see `Request.marks`."""
         self.block_size = block_size
         self._tokens = tokens
-        self._inputs = inputs
-        self._hasher = blake2b(root + _digest(repr((salt, adapter))), digest_size=KEY_BYTES)
+        self._inputs = [one for one in inputs if one.length]
+        read = [(one.kind, one.digest) for one in inputs if not one.length]
+        start = repr((salt, adapter, read) if read else (salt, adapter))
+        self._hasher = blake2b(root + _digest(start), digest_size=KEY_BYTES)
         self._start = self._hasher.digest()
         self.keys: list[bytes] = []
         self.salt, self.adapter = salt, adapter

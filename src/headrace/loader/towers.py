@@ -11,12 +11,16 @@ from ..base.modelfiles import ModelFiles
 from ..base.slices import most_units
 from ..models.pictures import describe_pictures
 from ..models.sounds import describe_sounds
+from ..models.whisper import describe_encoder
 from .pictures import open_pictures, picture_weights
 from .sounds import open_sounds, sound_weights
 from .weight_source import Named
+from .whisper import whisper_of, whisper_weights
 
 MOST_INPUTS = 16
 """Sounds or pictures that a conversation may have: so many are kept encoded."""
+MOST_WINDOWS = 10
+"""Windows of Whisper that are read at a time."""
 
 
 class Tower(NamedTuple):
@@ -28,6 +32,8 @@ class Tower(NamedTuple):
     weights: Callable[[], Iterator[tuple[str, Named]]]
     items: int
     """Encodings of the largest size that are kept."""
+    coded: bool = False
+    """Whether its products and its attention are in codes of eight bits."""
 
     @property
     def units(self) -> int:
@@ -48,6 +54,11 @@ class Tower(NamedTuple):
 def open_tower(files: ModelFiles) -> Tower | None:
     """Return the encoder part of an open model; None if it takes text alone. Raises
     `ModelFileError`, `UnsupportedModel`."""
+    whisper = whisper_of(files)
+    if whisper is not None:
+        graph = describe_encoder(whisper.files.arch)
+        weights = partial(whisper_weights, whisper, graph)
+        return Tower("sounds", graph, weights, MOST_WINDOWS, whisper.coded)
     sound = open_sounds(files)
     if sound is not None:
         weights = partial(sound_weights, files, sound)

@@ -9,14 +9,27 @@ from ..kernels.arrays import Array, dtype_name
 from ..kernels.weights import BlockWeight, DenseWeight, Fp8Weight, LateWeight, PackedWeight
 from .interleaved_experts import ExpertPart
 from .latent_heads import QuantisedHead, Transposed
+from .q8_0 import LateBlocks, LateNumbers
 from .quantised_safetensors import QuantisedMatrix
 from .row_parts import PickedRows
 from .safetensors_file import StoredTensor
 
-Stored = StoredTensor | Transposed | PickedRows | ExpertPart | QuantisedMatrix | QuantisedHead
+Stored = (
+    StoredTensor
+    | Transposed
+    | PickedRows
+    | ExpertPart
+    | QuantisedMatrix
+    | QuantisedHead
+    | LateBlocks
+    | LateNumbers
+)
 """Weights that are read when they are taken."""
 Named = Array | Stored | BlockWeight | PackedWeight | Fp8Weight
-_STORED = (StoredTensor, Transposed, PickedRows, ExpertPart, QuantisedMatrix, QuantisedHead)
+_STORED = (
+    StoredTensor, Transposed, PickedRows, ExpertPart, QuantisedMatrix, QuantisedHead, LateBlocks,
+    LateNumbers,
+)  # fmt: skip
 _QUANTISED = (BlockWeight, PackedWeight, Fp8Weight)
 Matrix = DenseWeight | BlockWeight | PackedWeight | Fp8Weight | LateWeight
 
@@ -61,7 +74,7 @@ class WeightSource:
         may be read when it is needed; `mapped`: a dense one may be a view of its file."""
         taken = self._take(name, (rows, width))
         if late and (
-            isinstance(taken, QuantisedMatrix)
+            isinstance(taken, QuantisedMatrix | LateBlocks)
             or (isinstance(taken, ExpertPart) and taken.scales is not None)
         ):
             return taken.late(name)

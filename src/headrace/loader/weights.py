@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 
 from ..base.modelfiles import ModelFiles
-from ..kernels.arrays import Array
-from ..kernels.weights import BlockWeight
+from ..models.registry import describe
 from .gguf_model import gguf_of
-from .weight_source import Stored
+from .weight_source import Named
 from .weights_gguf import from_gguf
 from .weights_safetensors import from_safetensors
+from .whisper import whisper_of, whisper_weights
 
-Loaded = Array | Stored | BlockWeight
+Loaded = Named
 
 
 def load_weights(
@@ -29,6 +29,8 @@ def load_weights(
     """
     if files.format == "gguf":
         found: Iterator[tuple[str, Loaded]] = from_gguf(gguf_of(files), files.arch, only)
+    elif (whisper := whisper_of(files)) is not None:
+        found = whisper_weights(whisper, describe(files.arch))
     else:
         found = from_safetensors(files)
     return found if only is None else (pair for pair in found if pair[0] in only)

@@ -6,16 +6,19 @@ part reads, once for all who listen to that sound.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..base.arch import ModelArch
+from ..base.arch import Cross, ModelArch
 from ..base.graph import AttentionSpec, EmbedSpec, Graph, Value
 from ..base.verify import verify
 from ..layers.description import Description
+from .family import Family
 from .sounds import HEAD_SIZE, describe_tower, feed_forward
 
-ENCODER, DECODER = "model.encoder", "model.decoder"
-"""Names of the parts' tensors."""
+ENCODER, DECODER, HEAD = "model.encoder", "model.decoder", "proj_out"
+"""Names of the parts' tensors, and of the decoder's head."""
+QUERIES = "queries"
+"""Name of an output of the decoder, before a layer's number: q of its attention across."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,14 @@ class WhisperArch:
     """Tokens of the decoder."""
     file_bytes: int = 2
     """Bytes of a number in the file."""
+    aligned: tuple[tuple[int, int], ...] = ()
+    """(layer, head) of the decoder's attention across that follows the sound."""
+
+    @property
+    def text(self) -> ModelArch:
+        """Return the sizes of the decoder."""
+        cross = Cross(self.across(0), self.frames, self.aligned)
+        return replace(self.part(self.decoder_layers, self.context), cross=cross)
 
     @property
     def heads(self) -> int:
@@ -78,28 +89,38 @@ def describe_encoder(whisper: WhisperArch) -> Graph:
     return graph
 
 
-def describe_decoder(whisper: WhisperArch) -> Graph:
-    """Describe the graph of the tokens of a step, each of which attends to its window."""
-    arch = whisper.part(whisper.decoder_layers, whisper.context)
+def describe_text(arch: ModelArch) -> Graph:
+    """Describe the graph of the tokens of a step, each of which attends to its window. Outputs
+    beside hidden states and logits: q of the attention across of each aligned layer."""
     to = Description(arch)
-    x = to.embed(f"{DECODER}.embed_tokens", whisper.vocab)
-    places = to.embed(f"{DECODER}.embed_positions", whisper.context, EmbedSpec("positions"))
+    x = to.embed(f"{DECODER}.embed_tokens", arch.vocab_size)
+    places = to.embed(f"{DECODER}.embed_positions", arch.max_context, EmbedSpec("positions"))
     x = to.add(x, places)
-    for layer in range(whisper.decoder_layers):
-        x = _layer(to, whisper, x, layer, f"{DECODER}.layers.{layer}")
+    queries: dict[str, Value] = {}
+    for layer in range(arch.layers):
+        x, queries[f"{QUERIES}.{layer}"] = _layer(to, x, layer, f"{DECODER}.layers.{layer}")
     hidden = to.layer_norm(x, f"{DECODER}.layer_norm")
-    name = f"{DECODER}.embed_tokens"
-    logits = to.linear(hidden, name, outputs=whisper.vocab, role="logits", purpose="head")
-    graph = to.graph(hidden=hidden, logits=logits)
+    logits = to.linear(hidden, HEAD, outputs=arch.vocab_size, role="logits", purpose="head")
+    assert arch.cross is not None
+    aligned = {f"{QUERIES}.{layer}" for layer, _ in arch.cross.aligned}
+    wanted = {name: value for name, value in queries.items() if name in aligned}
+    graph = to.graph(hidden=hidden, logits=logits, **wanted)
     verify(graph)
     return graph
 
 
-def _layer(to: Description, whisper: WhisperArch, x: Value, layer: int, at: str) -> Value:
-    """Describe a layer: attention to the text, to the sound, and a feed-forward."""
+def describe_decoder(whisper: WhisperArch) -> Graph:
+    """Describe the decoder of a Whisper: see `describe_text`."""
+    return describe_text(whisper.text)
+
+
+def _layer(to: Description, x: Value, layer: int, at: str) -> tuple[Value, Value]:
+    """Describe a layer: attention to the text, to the sound, and a feed-forward. Return its result,
+    and q of the attention to the sound."""
     arch = to.arch
+    assert arch.cross is not None
     own = AttentionSpec(layer, arch.heads, arch.heads, HEAD_SIZE, arch.scale)
-    cross = own._replace(layer=whisper.across(layer), across=True)
+    cross = own._replace(layer=arch.cross.first + layer, across=True)
 
     def product(value: Value, name: str, times: int = 1) -> Value:
         return to.linear(value, f"{at}.{name}", outputs=times * arch.hidden, bias=True)
@@ -111,4 +132,7 @@ def _layer(to: Description, whisper: WhisperArch, x: Value, layer: int, at: str)
     q = product(to.layer_norm(x, f"{at}.encoder_attn_layer_norm"), "encoder_attn.q_proj")
     mixed = to.node("attend", (q,), cross.queries, spec=cross)
     x = to.add(x, product(mixed, "encoder_attn.out_proj"))
-    return feed_forward(to, x, at)
+    return feed_forward(to, x, at), q
+
+
+FAMILIES = (Family("whisper", describe_text, types={}),)

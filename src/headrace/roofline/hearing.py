@@ -1,6 +1,6 @@
 """Work, bytes and memory of a Whisper: sums over its two graphs (`models.whisper`).
 
-Weights and KV are in eight bits unless stated otherwise, as `speech.network` keeps them: a weight
+Weights and KV are in eight bits unless stated otherwise, as the engine keeps them: a weight
 has an fp16 scale for 32 codes; K and V have one for each head of a position.
 """
 
@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..base.errors import DoesNotFit
 from ..base.graph import AttentionSpec, Graph, Node, WeightRef
-from ..base.groups import graph_groups, group_bytes
+from ..base.groups import cross_groups, graph_groups, group_bytes
 from ..base.step import GroupShape
 from ..models.whisper import DECODER, WhisperArch, describe_decoder, describe_encoder
 from .hardware import Hardware
-from .memory import USABLE
 
 WINDOW = 30.0
 """Seconds that the encoder takes at a time."""
@@ -25,7 +23,6 @@ BLOCK = 16
 """Positions of a block of KV."""
 CODED = 34 / 32
 """Bytes of a weight in eight bits."""
-KV_DTYPES = "float32", "bfloat16", "int8"
 
 
 class HearingPart(NamedTuple):
@@ -110,7 +107,8 @@ def _matrices(graph: Graph) -> Iterator[WeightRef]:
 
 def _group(whisper: WhisperArch, name: str, kv: str, rows: float) -> float:
     """Return the bytes of a group of the decoder for `rows` positions, without a null block."""
-    groups = graph_groups(_parts(whisper)[1], kv, 1)
+    decoder = _parts(whisper)[1]
+    groups = *graph_groups(decoder, kv, 1), *cross_groups(decoder, kv, 1)
     one: GroupShape = next(group for group in groups if group.name == name)
     return rows * group_bytes([one], 1)
 
@@ -143,30 +141,3 @@ def hearing_memory(
             round(sequences * _group(whisper, "full", kv, own)),
         ),
     ]
-
-
-class HearingRoom(NamedTuple):
-    """Room of a network, beside its weights."""
-
-    windows: int
-    sequences: int
-
-
-def room_that_fits(
-    whisper: WhisperArch, available: int, most: HearingRoom, *, each: int, coded: bool, kv: str
-) -> HearingRoom:
-    """Return the largest room up to `most` that fits into a share of the memory that is available,
-    next to the weights; `each`: sequences that come with a window. Raises `DoesNotFit`."""
-    usable = USABLE["cpu"] * available
-    for windows in range(most.windows, 0, -1):
-        room = HearingRoom(windows, min(most.sequences, each * windows))
-        parts = hearing_memory(whisper, *room, coded=coded, kv=kv)
-        if sum(size for _, size in parts) <= usable:
-            return room
-    least = sum(size for _, size in parts) / 2**20
-    raise DoesNotFit(
-        f"the model needs {least:,.0f} MiB for its weights, one window and {room.sequences} "
-        f"sequences; it may take {usable / 2**20:,.0f} MiB of the {available / 2**20:,.0f} that "
-        "are available",
-        param="model",
-    )

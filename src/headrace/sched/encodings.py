@@ -5,14 +5,16 @@
 A request's items are reserved together, all or none, before it takes a row: its encodings then have
 room until it leaves, so nobody who runs waits for room that another one holds. Who found no room
 comes before all later requests that need some, and takes it from those of them that do not run. An
-item is *wanted* once a reader's next token, or a later one, stands for a row of it; a prompt that
-is found in the prefix index wants none. One item is computed at a time, the one with the oldest
-reader first, until it is complete. An encoding that has lost its last reader is forgotten if it is
-incomplete. Else it is kept until others need its room.
+item is *wanted* once a reader's next token, or a later one, stands for a row of it or attends to
+it; a prompt that is found in the prefix index wants no rows. One item is computed at a time, the
+one with the oldest reader first, until it is complete or has to wait for a more urgent one. An
+encoding that has lost its last reader is forgotten if it is incomplete. Else it is kept until
+others need its room.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
@@ -28,7 +30,7 @@ from headrace.base.request import Request
 from headrace.base.spec import InputSpan
 from headrace.base.step import StepPlan, StepResult
 
-from .price import MixedPrices
+from .price import WHOLE_SECONDS, MixedPrices, room_of
 from .work import ALL, State, Work
 
 Items = dict[EncodingName, tuple[int, InputSpan]]
@@ -41,12 +43,13 @@ class Encoding:
     """One item: its readers, and the progress of its computation."""
 
     __slots__ = (
-        "done", "in_flight", "name", "planned", "readers", "rows", "size", "slot", "source",
-        "state", "tries", "units",
+        "aligns", "done", "in_flight", "name", "planned", "readers", "rows", "size", "slot",
+        "source", "state", "tries", "units",
     )  # fmt: skip
 
-    def __init__(self, name: EncodingName, rows: int, units: int, size: int) -> None:
-        self.name, self.rows, self.units, self.size = name, rows, units, size
+    def __init__(self, name: EncodingName, span: InputSpan, size: int) -> None:
+        self.name, self.rows, self.size = name, span.length, size
+        self.units, self.aligns = span.units, span.aligns
         self.state: Literal["reserved", "wanted", "ready", "gone"] = "reserved"
         self.readers: dict[Work, SealedHandle] = {}
         """Handles of the input by the work that came with them."""
@@ -83,7 +86,7 @@ class Encodings:
         self._of: dict[Work, list[Encoding]] = {}
         self._wanted: list[Encoding] = []
         self._current: Encoding | None = None
-        """The one that the worker is in the middle of."""
+        """The one whose slices were planned last, until it is complete."""
         self._short: Work | None = None
         """Work that found no room: nothing of lower rank takes any."""
         self._free: list[int] = []
@@ -134,7 +137,7 @@ class Encodings:
         for name, (size, span) in items.items():
             found = self._known.get(name)
             if found is None:
-                found = self._known[name] = Encoding(name, span.length, span.units, size)
+                found = self._known[name] = Encoding(name, span, size)
                 self.bytes += size
             else:
                 self._shared += not any(one.request is work.request for one in found.readers)
@@ -148,7 +151,7 @@ class Encodings:
         """Want the items of a work whose next token to compute is `start`, and set `Work.ready`."""
         for span in work.request.spec.inputs:
             found = self._known.get(_name(work, span.digest))
-            if found is not None and found.state == "reserved" and start < span.first + span.length:
+            if found is not None and found.state == "reserved" and span.read_from(start):
                 found.state = "wanted"
                 self._wanted.append(found)
         self._settle(work, start)
@@ -218,7 +221,7 @@ class Encodings:
         """Let a work compute up to the first row that it needs and that is not there."""
         work.ready = ALL
         for span in work.request.spec.inputs:
-            if start < span.first + span.length:
+            if span.read_from(start):
                 found = self._known.get(_name(work, span.digest))
                 if found is None or found.state != "ready":
                     work.ready = span.first
@@ -230,24 +233,24 @@ class Encodings:
         """Return the most tokens of prompts in a step that has slices, too."""
         return self.prices.tokens(decodes)
 
-    def plan(self, plan: StepPlan, decodes: int) -> SliceEntry | None:
+    def plan(self, plan: StepPlan, decodes: Sequence[Work]) -> SliceEntry | None:
         """Add as many slices to a plan as its seconds allow, at least one. Returns None if nothing
-        is wanted, or if the wanted one waits for a step that failed."""
-        found = self._current
-        if found is None:
-            waiting = [one for one in self._wanted if not one.in_flight]
-            if not waiting:
-                return None
-            found = self._current = min(waiting, key=lambda one: one.rank)
-            self._wanted.remove(found)
+        is wanted, or if the wanted one waits for a step that failed, or for more urgent `decodes`
+        of texts that are read whole."""
+        found = self._choose()
+        if found is None or (self.shape.whole and _more_urgent(decodes, found)):
+            return None
         if not found.planned:
-            found.slot = found.slot if found.slot >= 0 else self._take()
+            if found.slot < 0:
+                plan.dropped += self.take_dropped()  # So that no more slots are used than needed.
+                found.slot = self._take()
             reader = min(found.readers, key=lambda one: one.rank)
             found.source = found.readers[reader]
-            start = EncodingStart(found.slot, found.name, found.source, found.units)
-            plan.encodings.append(start)
+            given = found.slot, found.name, found.source, found.units, found.aligns
+            plan.encodings.append(EncodingStart(*given))
         first, left = found.planned, self.shape.slices - found.planned
-        count = self.prices.slices_that_fit(found.units, left, plan.tokens, decodes)
+        room = WHOLE_SECONDS if self.shape.whole else room_of(len(decodes))
+        count = self.prices.slices_that_fit(found.units, left, plan.tokens, room)
         found.planned += count
         found.in_flight += 1
         if found.planned == self.shape.slices:
@@ -259,6 +262,20 @@ class Encodings:
         plan.samples.append(found.planned == self.shape.slices)
         plan.parts = (*[0] * texts, PART)
         return SliceEntry(found, count, found.tries)
+
+    def _choose(self) -> Encoding | None:
+        """Return the item to go on with: the one under way, unless another one's reader is more
+        urgent than all of its own."""
+        found = self._current
+        waiting = [one for one in self._wanted if not one.in_flight]
+        first = min(waiting, key=lambda one: one.rank, default=None)
+        if first is None or (found is not None and first.rank[0] >= found.rank[0]):
+            return found
+        if found is not None:
+            self._wanted.append(found)
+        self._wanted.remove(first)
+        self._current = first
+        return first
 
     def take_dropped(self) -> list[int]:
         """Return the slots given back since the last call, for a plan to tell the worker."""
@@ -356,6 +373,12 @@ class Encodings:
         slots = [one.slot for one in {*known, *flying} if one.slot >= 0]
         slots += [*self._dropped, *self._free]
         assert sorted(slots) == list(range(self._slots)), "slots leak"
+
+
+def _more_urgent(decodes: Sequence[Work], found: Encoding) -> bool:
+    """Return whether some of this work is of a more urgent priority than all readers of an item."""
+    first = min((work.request.priority for work in decodes), default=None)
+    return first is not None and all(first < one.request.priority for one in found.readers)
 
 
 def _name(work: Work, digest: bytes) -> EncodingName:

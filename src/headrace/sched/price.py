@@ -292,11 +292,17 @@ def tokens_that_fit(prices: StepPrices, decodes: int, seconds: float) -> int:
     return low
 
 
-STEP_SECONDS, ALONE_SECONDS = 0.05, 0.25
+STEP_SECONDS, ALONE_SECONDS, WHOLE_SECONDS = 0.05, 0.25, 0.1
 """Seconds of a step that computes slices of another part: while text is decoded, whose readers wait
-for the step, and without any, when only new requests wait."""
+for the step; without any, when only new requests wait; and where nobody waits for single tokens:
+fewer, larger steps decode more at once."""
 FEWEST = 16
 """Tokens of prompts that such a step may compute however long they take."""
+
+
+def room_of(decodes: int) -> float:
+    """Return the seconds of a step with slices and so many decodes, which are read one by one."""
+    return STEP_SECONDS if decodes else ALONE_SECONDS
 
 
 class MixedPrices:
@@ -313,10 +319,9 @@ class MixedPrices:
             return ALL_TOKENS
         return tokens_that_fit(self._text, decodes, STEP_SECONDS / 2)
 
-    def slices_that_fit(self, units: int, left: int, tokens: int, decodes: int) -> int:
+    def slices_that_fit(self, units: int, left: int, tokens: int, room: float) -> int:
         """Return the number of slices, at least 1 and at most `left`, of an input of `units` that
-        fit into a step next to `tokens`."""
-        room = STEP_SECONDS if decodes else ALONE_SECONDS
+        fit into a step of `room` seconds next to `tokens`."""
         if tokens:
             room -= self._text.seconds(tokens)
         low, high = 1, left

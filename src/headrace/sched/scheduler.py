@@ -229,7 +229,7 @@ class Scheduler:
             self._admit(plan, entries, room)
         if self.limits.drafts:
             self._draft(plan, entries[:decodes])
-        encoded = None if encodings is None else encodings.plan(plan, decodes)
+        encoded = None if encodings is None else encodings.plan(plan, entries[:decodes])
         if not plan.rows:
             return None
         if (slots := self.kv.slots) is not None and slots.free:
@@ -239,7 +239,7 @@ class Scheduler:
         self._roster.carried = []
         plan.released.extend(self._roster.rows.take_released())
         if encodings is not None:
-            plan.dropped = encodings.take_dropped()
+            plan.dropped += encodings.take_dropped()
         if self._check:
             plan.verify(budget=self.limits.step_tokens, rows=self.limits.rows)
         self._flights.append(Flight(plan, entries, decodes, encoded))

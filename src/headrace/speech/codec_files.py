@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..loader.jsonfile import natural, read_json
 from ..loader.safetensors_file import StoredTensor, read_header
-from .stored import shaped
+from ..loader.stored import shaped
 
 Floats = npt.NDArray[np.float32]
 _MOST = {"sampling_rate": 192_000, "decoder_dim": 4_096, "codebook_size": 65_536}

@@ -1,8 +1,7 @@
-"""Decoding of a window to tokens: greedy, by beams or sampled, as a generator of wishes.
+"""Decoding of windows: greedy, sampled or with beams, at the first acceptable temperature.
 
-A job (walk) is a generator. It yields the computations that it needs (`Encode`, `Decode`) and is
-sent the results. So the scheduler can compute the wishes of many walks in one step; a walk knows
-nothing of the others.
+A walk is a generator. It yields lists of requests about its window (`Ask`) and is sent the answers.
+So the engine computes the requests of many walks in one step; a walk knows nothing of the others.
 """
 
 from __future__ import annotations
@@ -13,45 +12,39 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from .files import WhisperFiles
-from .network import Chunk
-from .rules import Rules, log_softmax
+from ..base.outputs import Output
+from ..base.sampling import SamplingParams
+from ..base.spec import InputSpan, RequestSpec
+from ..base.step import TokenLogprobs
+from ..loader.whisper_files import WhisperFiles
+from .rules import rules_of
 
-Floats = npt.NDArray[np.float32]
 MOST_BEAMS = 8
 """Widest search."""
 LONGEST = 224
 """Largest number of tokens of a window: half of the decoder's context."""
 
 
-class Encode(NamedTuple):
-    """Wish to fill the window's slot from samples."""
+class Ask(NamedTuple):
+    """A request about a window: `base.request.Request` without a name."""
 
-    samples: Floats
-    window: int
-    short: bool = False
-    words: bool = False
-    """Keep what the times of words need."""
+    prompt: list[int]
+    spec: RequestSpec
 
 
-class Decode(NamedTuple):
-    """Wish for a step; the answer is logits [R, vocab], valid until the next yield."""
+class WindowAnswer(NamedTuple):
+    """The answer to a request."""
 
-    chunks: list[Chunk]
-
-
-class Copy(NamedTuple):
-    """Wish to copy the first `length` positions of sequence `source` to `target`."""
-
-    source: int
-    target: int
-    length: int
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+    """Numbers of each token; empty unless asked for."""
+    scores: list[TokenLogprobs]
+    """Numbers of each token of the prompt but the first; empty unless asked for."""
+    output: Output | None = None
 
 
-Wish = Encode | Decode | Copy
-Walk = Generator[Wish, Floats, "Utterance"]
+Asking = Generator[list[Ask], list[WindowAnswer], "Utterance"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +103,19 @@ def compression(text: str) -> float:
     return len(data) / len(zlib.compress(data)) if data else 0.0
 
 
-def detect(
-    files: WhisperFiles, window: int, sequence: int
-) -> Generator[Wish, Floats, tuple[str, float]]:
-    """Detect the likeliest language of an encoded window; return it and its probability."""
+def detect(files: WhisperFiles, window: InputSpan) -> Generator[list[Ask], list[WindowAnswer], str]:
+    """Detect the likeliest language of a window."""
     languages = files.special.languages
     if not languages:
-        return "en", 1.0
-    logits = yield Decode([Chunk(sequence, window, 0, [files.special.start], [0])])
-    ids = np.fromiter(languages.values(), np.int64)
-    shares = np.exp(log_softmax(logits[0][ids]))
-    best = int(shares.argmax())
-    return list(languages)[best], float(shares[best])
+        return "en"
+    (said,) = yield [_one_of(window, [files.special.start], [*languages.values()])]
+    return next(code for code, token in languages.items() if token == said.tokens[0])
+
+
+def _one_of(window: InputSpan, prompt: list[int], allowed: list[int]) -> Ask:
+    """Ask for the likeliest token of a list, with its log-probability among all tokens."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=allowed, logprobs=0)
+    return Ask(prompt, RequestSpec(sampling, 0, inputs=(window,)))
 
 
 def decode_window(
@@ -129,25 +123,24 @@ def decode_window(
     options: DecodingOptions,
     language: str,
     before: Sequence[int],
-    window: int,
-    sequences: Sequence[int],
+    window: InputSpan,
     place: int,
-) -> Walk:
-    """Decode an encoded window, at the first temperature with an acceptable text.
+) -> Asking:
+    """Decode a window, at the first temperature with an acceptable text.
 
-    `before`: earlier tokens, the last of them are used; `sequences`: slots of its own, one for each
-    beam; `place`: number of the window in its sound, which sets the random draws.
+    `before`: earlier tokens, the last of them are used; `place`: number of the window in its sound,
+    which sets the random draws.
     """
     prefix = _prefix(files, options, language, before)
-    spoken = Utterance()
+    spoken, silence = Utterance(), None
     for temperature in options.temperatures:
-        rules = Rules(files, times=options.times)
+        asking = _Asking(files, prefix, window, options.times, silence)
         if temperature == 0 and options.beams > 1:
-            spoken = yield from _beams(files, rules, prefix, options.beams, window, sequences)
+            spoken = yield from _beams(asking, options.beams)
         else:
-            draw = np.random.default_rng((options.seed, place, round(temperature * 1000)))
-            spoken = yield from _one(files, rules, prefix, window, sequences[0], temperature, draw)
-        spoken.temperature = temperature
+            seed = (options.seed << 40) + (place << 12) + round(temperature * 1000)
+            spoken = yield from _one(asking, temperature, seed % 2**64)
+        silence, spoken.temperature = spoken.no_speech, temperature
         text = files.tokenizer.decode(spoken.tokens, skip_special_tokens=True)
         spoken.compression = compression(text)
         if spoken.silent(options):
@@ -158,14 +151,20 @@ def decode_window(
     return spoken
 
 
+def task_prefix(files: WhisperFiles, options: DecodingOptions, language: str) -> list[int]:
+    """Return the tokens that state language and task."""
+    special = files.special
+    if not special.languages:
+        return [special.start]
+    task = special.translate if options.task == "translate" else special.transcribe
+    return [special.start, special.languages[language], task]
+
+
 def _prefix(
     files: WhisperFiles, options: DecodingOptions, language: str, before: Sequence[int]
 ) -> list[int]:
     special = files.special
-    prefix = [special.start]
-    if special.languages:
-        task = special.translate if options.task == "translate" else special.transcribe
-        prefix += [special.languages[language], task]
+    prefix = task_prefix(files, options, language)
     if not options.times:
         prefix.append(special.no_timestamps)
     if before:
@@ -173,117 +172,93 @@ def _prefix(
     return prefix
 
 
-def _begin(
-    files: WhisperFiles, prefix: list[int], window: int, sequence: int
-) -> Generator[Wish, Floats, tuple[float, Floats]]:
-    """Process the prefix; return the probability of silence, and the logits after the prefix."""
-    start = prefix.index(files.special.start)
-    wanted = sorted({start, len(prefix) - 1})
-    logits = yield Decode([Chunk(sequence, window, 0, prefix, wanted)])
-    silence = float(np.exp(log_softmax(logits[0])[files.special.no_speech]))
-    return silence, logits[-1].copy()
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """A window and the tokens before its text."""
+
+    files: WhisperFiles
+    prefix: list[int]
+    window: InputSpan
+    times: bool
+    silence: float | None
+    """Probability of silence, if it is known."""
+
+    @property
+    def longest(self) -> int:
+        positions = self.files.positions
+        return min(LONGEST, positions // 2, positions - len(self.prefix))
+
+    def text(
+        self, said: list[int], most: int, *, temperature: float = 0.0, seed: int = 0, top: int = 0
+    ) -> Ask:
+        """Ask for at most `most` tokens after those said; `top`: likeliest ids that are reported
+        with each."""
+        rules = rules_of(self.files, times=self.times, begin=len(self.prefix), most=top)
+        sampling = SamplingParams(temperature=temperature, max_tokens=most)
+        stops = (self.files.special.end,)
+        spec = RequestSpec(sampling, seed, stops, inputs=(self.window,), rules=rules)
+        return Ask(self.prefix + said, spec)
+
+    def begin(
+        self, first: Ask
+    ) -> Generator[list[Ask], list[WindowAnswer], tuple[float, WindowAnswer]]:
+        """Ask for the probability of silence, if it is not known, at the same time; return both."""
+        if self.silence is not None:
+            (said,) = yield [first]
+            return self.silence, said
+        special = self.files.special
+        before = self.prefix[: self.prefix.index(special.start) + 1]
+        silent, said = yield [_one_of(self.window, before, [special.no_speech]), first]
+        return float(np.exp(silent.logprobs[0].logprob)), said
 
 
-def _longest(files: WhisperFiles, prefix: list[int]) -> int:
-    return min(LONGEST, files.positions // 2, files.positions - len(prefix))
-
-
-def _one(
-    files: WhisperFiles,
-    rules: Rules,
-    prefix: list[int],
-    window: int,
-    sequence: int,
-    temperature: float,
-    draw: np.random.Generator,
-) -> Walk:
+def _one(asking: _Asking, temperature: float, seed: int) -> Asking:
     """Choose the likeliest token each time, or at a temperature above 0 a sampled one."""
-    spoken = Utterance()
-    spoken.no_speech, logits = yield from _begin(files, prefix, window, sequence)
-    total = 0.0
-    for at in range(_longest(files, prefix)):
-        shares = rules.log_shares(logits, spoken.tokens)
-        if temperature:
-            noise = -np.log(-np.log(draw.uniform(1e-12, 1.0 - 1e-12, len(shares))))
-            token = int(np.argmax(shares / temperature + noise))
-        else:
-            token = int(shares.argmax())
-        total += float(shares[token])
-        if token == files.special.end:
-            break
-        spoken.tokens.append(token)
-        spoken.log_shares.append(float(shares[token]))
-        chunk = Chunk(sequence, window, len(prefix) + at, [token], [0])
-        logits = (yield Decode([chunk]))[0]
-    spoken.log_share = total / (len(spoken.tokens) + 1)
-    return spoken
+    ask = asking.text([], asking.longest, temperature=temperature, seed=seed)
+    silence, said = yield from asking.begin(ask)
+    shares = [one.logprob for one in said.logprobs]
+    tokens, total = said.tokens, sum(shares)
+    if tokens[-1] == asking.files.special.end:
+        tokens, shares = tokens[:-1], shares[:-1]
+    return Utterance(tokens, total / (len(tokens) + 1), silence, log_shares=shares)
 
 
 class _Beam(NamedTuple):
     tokens: list[int]
     shares: list[float]
     """Log probability of each token."""
-    sequence: int
     total: float = 0.0
 
 
-def _beams(
-    files: WhisperFiles,
-    rules: Rules,
-    prefix: list[int],
-    width: int,
-    window: int,
-    sequences: Sequence[int],
-) -> Walk:
+def _beams(asking: _Asking, width: int) -> Asking:
     """Search with beams like OpenAI's code, patience 1: stop when `width` texts have ended; the
-    best is the one of the highest mean."""
-    silence, logits = yield from _begin(files, prefix, window, sequences[0])
-    beams = [_Beam([], [], sequences[0])]
-    rows = logits[None]
+    best is the one of the highest mean. Each beam is a request for one token, whose prompt is in
+    the prefix index."""
+    end, top = asking.files.special.end, width + 1
+    silence, first = yield from asking.begin(asking.text([], 1, top=top))
+    beams, rows = [_Beam([], [])], [first]
     ended: list[tuple[float, _Beam]] = []
-    for at in range(_longest(files, prefix)):
+    for at in range(asking.longest):
         found = []
         for beam, row in zip(beams, rows, strict=True):
-            shares = rules.log_shares(row, beam.tokens)
-            for token in np.argpartition(-shares, width)[: width + 1]:
-                if shares[token] > -np.inf:
-                    found.append((beam.total + float(shares[token]), int(token), beam))
+            (likely,) = row.logprobs
+            for token, share in zip(likely.top_ids, likely.top_logprobs, strict=True):
+                if share > -np.inf:
+                    found.append((beam.total + share, token, share, beam))
         found.sort(key=lambda one: (-one[0], one[1]))
-        chosen: list[tuple[float, int, _Beam]] = []
-        for total, token, beam in found:
-            if token == files.special.end:
+        chosen: list[_Beam] = []
+        for total, token, share, beam in found:
+            if token == end:
                 ended.append((total, beam))
             else:
-                chosen.append((total, token, beam))
+                chosen.append(_Beam([*beam.tokens, token], [*beam.shares, share], total))
             if len(chosen) == width:
                 break
         if len(ended) >= width or not chosen:
             break
-        beams = yield from _place(chosen, sequences, len(prefix) + at)
-        chunks = [
-            Chunk(beam.sequence, window, len(prefix) + at, [beam.tokens[-1]], [0]) for beam in beams
-        ]
-        rows = (yield Decode(chunks)).copy()
+        beams = chosen
+        if at + 1 < asking.longest:
+            rows = yield [asking.text(beam.tokens, 1, top=top) for beam in beams]
     ended = ended or [(beam.total, beam) for beam in beams]
     total, best = max(ended, key=lambda one: one[0] / (len(one[1].tokens) + 1))
     return Utterance(best.tokens, total / (len(best.tokens) + 1), silence, log_shares=best.shares)
-
-
-def _place(
-    chosen: Sequence[tuple[float, int, _Beam]], sequences: Sequence[int], length: int
-) -> Generator[Wish, Floats, list[_Beam]]:
-    """Place beams in slots: the first child of a beam keeps its slot, others get a copy in a free
-    slot."""
-    stay: dict[int, int] = {}
-    for i, (_, _, beam) in enumerate(chosen):
-        stay.setdefault(beam.sequence, i)
-    free = [slot for slot in sequences if slot not in stay]
-    placed = []
-    for i, (total, token, beam) in enumerate(chosen):
-        slot = beam.sequence
-        if stay[slot] != i:
-            slot = free.pop()
-            yield Copy(beam.sequence, slot, length)
-        shares = [*beam.shares, total - beam.total]
-        placed.append(_Beam([*beam.tokens, token], shares, slot, total))
-    return placed

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import InvalidRequest
-from .conductor import Conductor, Share
-from .decoding import DecodingOptions, Encode
+from .conductor import Conductor, Encode
+from .decoding import DecodingOptions
 from .features import RATE, WINDOW
 from .moonshine import MoonshineNetwork
 from .parakeet import ParakeetNetwork
@@ -44,12 +44,11 @@ _ENDS = (".", "?", "!", "。", "？", "！")
 class FrameTranscriber(Transcriber):
     """Transcriber with a network that transcribes by frames."""
 
-    network: ParakeetNetwork | MoonshineNetwork  # type: ignore[assignment]
     at_once = True
 
     def __init__(self, network: ParakeetNetwork | MoonshineNetwork) -> None:
-        self.network = network
-        self.conductor = Conductor(network)
+        self.network, self.files = network, network.files
+        self.jobs = Conductor(network)
 
     def sequential(
         self, samples: Floats, options: DecodingOptions, *, words: bool, told: Told
@@ -76,7 +75,7 @@ class FrameTranscriber(Transcriber):
             raise InvalidRequest("this model does not translate", param="model")
         if options.prompt.strip():
             raise InvalidRequest("this model takes no prompt", param="prompt")
-        if words and not self.network.files.frame:
+        if words and not self.files.frame:
             raise InvalidRequest(
                 "this model knows no times of words", param="timestamp_granularities"
             )
@@ -95,7 +94,7 @@ class FrameTranscriber(Transcriber):
             if begin < end:
                 transcript.leave_out(begin, end, "inaudible")
         wanted = [WindowWanted(samples[a:b], [], i) for i, (a, b) in enumerate(audible)]
-        with closing(self._run(wanted, Share(), options, transcript, words)) as running:
+        with closing(self._run(wanted, self.jobs.share(), options, transcript, words)) as running:
             for found in running:
                 if found is None:
                     yield
@@ -117,14 +116,13 @@ class FrameTranscriber(Transcriber):
         transcript: Transcript,
         words: bool,
         window: int,
-        slots: list[int],
-    ) -> Generator[Any, Floats, WindowHeard]:
-        yield Encode(wanted.samples, window, options.short)
+    ) -> Generator[Any, Any, WindowHeard]:
+        yield Encode(wanted.samples, window)
         return WindowHeard(wanted.place, self.network.heard[window], [])
 
     def _spoken(self, found: WindowHeard, begin: float, end: float, words: bool) -> list[Segment]:
         """Make the segments of a window between two times of its sound."""
-        files = self.network.files
+        files = self.files
         said: list[Emission] = found.spoken
         frame = files.frame
         if not frame:

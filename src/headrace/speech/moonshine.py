@@ -15,11 +15,10 @@ import numpy.typing as npt
 
 from ..kernels.cpu.library import Team
 from ..kernels.cpu.panels import Packer
+from ..loader.whisper_files import HEAD, TABLE
 from .features import RATE
-from .files import HEAD, TABLE
 from .moonshine_files import MoonshineFiles
-from .network import Precision
-from .product import Product, layer_norm, silu, softmax
+from .product import Precision, Product, layer_norm, silu, softmax
 from .rules import log_softmax
 from .transducers import Emission
 
@@ -122,7 +121,7 @@ class MoonshineNetwork:
         """Load the weights. Raises `ModelFileError` if a tensor is missing or has another shape."""
         self.files, self._team, self._packer = files, team, Packer(team)
         self._coded = precision == "int8"
-        self.windows = self.sequences = WINDOWS
+        self.windows = WINDOWS
         self.heard: list[list[Emission]] = [[] for _ in range(WINDOWS)]
         """Transcribed tokens by window; their frames mean nothing."""
         width = files.width
@@ -183,11 +182,8 @@ class MoonshineNetwork:
             yield x
         yield layer_norm(x, self._end)
 
-    def hear(
-        self, samples: Floats, window: int, short: bool = False, words: bool = False
-    ) -> Iterator[None]:
-        """Transcribe samples into a window's slot; stop after each layer and each token. `short`
-        changes nothing: no window is longer than its sound."""
+    def hear(self, samples: Floats, window: int) -> Iterator[None]:
+        """Transcribe samples into a window's slot; stop after each layer and each token."""
         files, found = self.files, list[Emission]()
         behind = np.empty((0, 0), np.float32)
         for rows in self.encode(samples):

@@ -14,9 +14,9 @@ import tokenizers
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..loader.jsonfile import natural, read_json
 from ..loader.safetensors_file import StoredTensor, read_header
-from .files import open_tokenizer, own_head
+from ..loader.stored import shaped
+from ..loader.whisper_files import open_tokenizer, own_head
 from .parakeet_files import NoSpecial
-from .stored import shaped
 
 Floats = npt.NDArray[np.float32]
 _NUMBERS = {

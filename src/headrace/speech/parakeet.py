@@ -15,9 +15,8 @@ import numpy.typing as npt
 from ..kernels.cpu.library import Team
 from ..kernels.cpu.panels import Packer
 from .features import through_filters
-from .network import Precision
 from .parakeet_files import ParakeetFiles
-from .product import Product, layer_norm, silu, softmax
+from .product import Precision, Product, layer_norm, silu, softmax
 from .transducers import Emission, Predictor, ctc, transduce
 
 Floats = npt.NDArray[np.float32]
@@ -194,7 +193,7 @@ class ParakeetNetwork:
         """Load the weights. Raises `ModelFileError` if a tensor is missing or has another shape."""
         self.files, self._team, self._packer = files, team, Packer(team)
         self._coded = precision == "int8"
-        self.windows = self.sequences = WINDOWS
+        self.windows = WINDOWS
         self.heard: list[list[Emission]] = [[] for _ in range(WINDOWS)]
         """Transcribed tokens by window."""
         self._subsampling = _Subsampling(self)
@@ -232,11 +231,8 @@ class ParakeetNetwork:
         weight = self.files.tensor(f"{name}.weight", out, width, *ones).reshape(out, width)
         return self.product(weight, self.files.optional(f"{name}.bias", out))
 
-    def hear(
-        self, samples: Floats, window: int, short: bool = False, words: bool = False
-    ) -> Iterator[None]:
-        """Transcribe samples into a window's slot; stop after each layer. `short` changes nothing:
-        no window is longer than its sound."""
+    def hear(self, samples: Floats, window: int) -> Iterator[None]:
+        """Transcribe samples into a window's slot; stop after each layer."""
         files = self.files
         x = self._subsampling(features(samples, files.mels))
         if files.scaled:

@@ -17,8 +17,8 @@ import tokenizers
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..loader.jsonfile import natural, read_json
 from ..loader.safetensors_file import StoredTensor, read_header
-from .files import open_tokenizer
-from .stored import shaped
+from ..loader.stored import shaped
+from ..loader.whisper_files import open_tokenizer
 
 Floats = npt.NDArray[np.float32]
 _KINDS = "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"

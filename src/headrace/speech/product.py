@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,12 @@ from ..kernels.cpu.library import Team
 from ..kernels.cpu.panels import Packer
 from ..kernels.cpu.records import ROWS_N, HrPart, HrStep
 from ..kernels.weights import DenseWeight
-from .weights import q8_0
+from ..loader.q8_0 import q8_0
 
 Floats = npt.NDArray[np.float32]
+Precision = Literal["exact", "int8"]
+"""Form of the weights: the file's own, with sums in fp32; or codes of eight bits with a scale for
+each 32, and activations likewise."""
 MAX_ROWS = 2_048
 """Rows of a product at a time."""
 

@@ -17,13 +17,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .conductor import Conductor, Share, WalkUnderWay
-from .decoding import DecodingOptions, Encode, Utterance, decode_window, detect
+from ..base.outputs import Alignment
+from ..base.sampling import SamplingParams
+from ..base.spec import AlignmentWish, InputSpan, RequestSpec
+from ..loader.whisper_files import WhisperFiles
+from .conductor import Jobs, WalkUnderWay
+from .decoding import (
+    Ask,
+    DecodingOptions,
+    Utterance,
+    WindowAnswer,
+    decode_window,
+    detect,
+    task_prefix,
+)
 from .features import RATE, WINDOW
-from .network import MAX_ROWS, Chunk, Network
 from .rules import TICK
 from .voice import USUAL_PAUSES, Pauses, chunks
-from .words import FRAME, Word, align, split_words
+from .windows import Windows
+from .words import FRAME, Word, split_words
 
 Floats = npt.NDArray[np.float32]
 _TICK_SAMPLES = round(TICK * RATE)
@@ -112,21 +124,28 @@ class WindowHeard(NamedTuple):
 
 @dataclass(slots=True)
 class _Begun:
-    """A walk, and the window and sequences lent to it; None: given back."""
+    """A walk, and the window lent to it; None: given back."""
 
     job: WalkUnderWay[WindowHeard]
-    slots: tuple[int, list[int]] | None
+    window: int | None
 
 
 class Transcriber:
-    """Transcriber of sounds by windows, for one network."""
+    """Transcriber of sounds by windows, for one Whisper."""
 
     at_once = False
     """Flag: many windows run at the same time even if no language is known."""
+    files: Any
+    jobs: Jobs
 
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self.conductor = Conductor(network)
+    def __init__(self, files: WhisperFiles, jobs: Jobs) -> None:
+        """`jobs`: runner of walks that ask an engine about windows."""
+        self.files, self.jobs = files, jobs
+        self._windows = Windows(files)
+
+    def close(self) -> None:
+        """Give back what computes."""
+        self.jobs.close()
 
     def transcribe(
         self,
@@ -143,7 +162,7 @@ class Transcriber:
         try:
             while True:
                 next(running)
-                self.conductor.turn()
+                self.jobs.turn()
         except StopIteration as end:
             found: Transcript = end.value
             return found
@@ -156,7 +175,7 @@ class Transcriber:
         """Yield until its windows have been decoded, one after the other, by the scheduler."""
         transcript = Transcript(options.language or "", len(samples) / RATE)
         seek = place = 0
-        before, share = self._prompt(options), Share()
+        before, share = self._prompt(options), self.jobs.share()
         while seek < len(samples):
             window = samples[seek : seek + WINDOW]
             end = seek + len(window)
@@ -185,7 +204,7 @@ class Transcriber:
                 before = [*before, *fresh] if options.condition else []
                 if spoken.temperature > 0.5:
                     before = []
-                before = before[-self.network.files.positions :]
+                before = before[-self.files.positions :]
         told([], transcript.seconds)
         return transcript
 
@@ -206,7 +225,7 @@ class Transcriber:
             if begin > done:
                 transcript.leave_out(done, begin, "quiet")
             done = end
-        before, share = self._prompt(options), Share()
+        before, share = self._prompt(options), self.jobs.share()
         wanted = [WindowWanted(samples[a:b], before, i) for i, (a, b) in enumerate(spans)]
         with closing(self._run(wanted, share, options, transcript, words)) as running:
             for found in running:
@@ -230,15 +249,13 @@ class Transcriber:
             return []
         # Special tokens in a prompt are text: their marks are broken up.
         text = text.replace("<|", "< |")
-        found: list[int] = self.network.files.tokenizer.encode(
-            " " + text, add_special_tokens=False
-        ).ids
+        found: list[int] = self.files.tokenizer.encode(" " + text, add_special_tokens=False).ids
         return found
 
     def _run(
         self,
         windows: Sequence[WindowWanted],
-        share: Share,
+        share: Any,
         options: DecodingOptions,
         transcript: Transcript,
         words: bool,
@@ -248,26 +265,26 @@ class Transcriber:
         At most `AT_ONCE` are in progress, each by a walk of its own. If no language was given, the
         first runs alone and detects it for the others.
         """
-        conductor, waiting = self.conductor, deque(windows)
+        jobs, waiting = self.jobs, deque(windows)
         begun: deque[_Begun] = deque()
         try:
             while waiting or begun:
-                running = sum(one.slots is not None for one in begun)
+                running = sum(one.window is not None for one in begun)
                 most = AT_ONCE if transcript.language or self.at_once else 1
                 while waiting and running < most:
-                    slots = conductor.lend(share, options.beams)
-                    if slots is None:
+                    window = jobs.lend(share)
+                    if window is None:
                         break
-                    walk = self._walk(waiting.popleft(), options, transcript, words, *slots)
-                    begun.append(_Begun(WalkUnderWay(walk, share), slots))
-                    conductor.add(begun[-1].job)
+                    walk = self._walk(waiting.popleft(), options, transcript, words, window)
+                    begun.append(_Begun(WalkUnderWay(walk, share), window))
+                    jobs.add(begun[-1].job)
                     running += 1
                 if begun:
                     yield None
                 for one in begun:
-                    if one.job.done and one.slots is not None:
-                        conductor.take_back(share, *one.slots)
-                        one.slots = None
+                    if one.job.done and one.window is not None:
+                        jobs.take_back(share, one.window)
+                        one.window = None
                 while begun and begun[0].job.done:
                     job = begun.popleft().job
                     if job.error is not None:
@@ -278,9 +295,9 @@ class Transcriber:
                     yield None
         finally:
             for one in begun:
-                conductor.drop(one.job)
-                if one.slots is not None:
-                    conductor.take_back(share, *one.slots)
+                jobs.drop(one.job)
+                if one.window is not None:
+                    jobs.take_back(share, one.window)
 
     def _walk(
         self,
@@ -289,18 +306,18 @@ class Transcriber:
         transcript: Transcript,
         words: bool,
         window: int,
-        slots: list[int],
-    ) -> Generator[Any, Floats, WindowHeard]:
-        files = self.network.files
+    ) -> Generator[Any, Any, WindowHeard]:
+        """Ask for all that is wanted of a window; `window`: its number, if the network has slots
+        for windows."""
         samples, before, place = wanted
-        yield Encode(samples, window, options.short, words)
-        if not transcript.language:
-            transcript.language, _ = yield from detect(files, window, slots[0])
-        language = transcript.language
-        spoken = yield from decode_window(files, options, language, before, window, slots, place)
-        said = []
-        if words and not spoken.silent(options):
-            said = self._words(spoken, language, options, window, slots[0], len(samples))
+        with self._windows.open(samples, short=options.short, aligns=words) as span:
+            if not transcript.language:
+                transcript.language = yield from detect(self.files, span)
+            language = transcript.language
+            spoken = yield from decode_window(self.files, options, language, before, span, place)
+            said = []
+            if words and not spoken.silent(options):
+                said = yield from self._words(spoken, language, options, span, len(samples))
         return WindowHeard(place, spoken, said)
 
     def _words(
@@ -308,25 +325,24 @@ class Transcriber:
         spoken: Utterance,
         language: str,
         options: DecodingOptions,
-        window: int,
-        sequence: int,
+        window: InputSpan,
         length: int,
-    ) -> list[Word]:
-        """Compute the words of a window, in seconds from its begin."""
-        files = self.network.files
+    ) -> Generator[list[Ask], list[WindowAnswer], list[Word]]:
+        """Ask for the words of a window, in seconds from its begin."""
+        files = self.files
         special = files.special
         text = [token for token in spoken.tokens if token < special.end]
         if not text:
             return []
-        prefix = [special.start]
-        if special.languages:
-            task = special.translate if options.task == "translate" else special.transcribe
-            prefix += [special.languages[language], task]
-        prefix.append(special.no_timestamps)
-        tokens = [*prefix, *text, special.end][:MAX_ROWS]
-        frames = max(1, min(files.frames, -(-length // _TICK_SAMPLES)))
-        begins = align(self.network, Chunk(sequence, window, 0, tokens, []), len(prefix), frames)
-        found, at = [], 0
+        prefix = [*task_prefix(files, options, language), special.no_timestamps]
+        tokens = [*prefix, *text, special.end][: files.positions]
+        frames = max(1, min(window.units, -(-length // _TICK_SAMPLES)))
+        wish = AlignmentWish(len(prefix), frames)
+        sampling = SamplingParams(temperature=0.0, max_tokens=1)
+        spec = RequestSpec(sampling, 0, task="alignment", inputs=(window,), alignment=wish)
+        (answer,) = yield [Ask(tokens, spec)]
+        assert isinstance(answer.output, Alignment)
+        begins, found, at = answer.output.starts, [], 0
         for word, own in split_words(files, text, language):
             start, end = begins[at] * FRAME, begins[at + len(own)] * FRAME
             found.append(Word(word, start, end))
@@ -338,7 +354,7 @@ class Transcriber:
     ) -> tuple[list[Segment], int]:
         """Make the segments of a window; return them and the number of its samples that are
         done."""
-        files = self.network.files
+        files = self.files
         first, tokens = files.special.first_timestamp, spoken.tokens
         is_time = [token >= first for token in tokens]
         cuts = [i for i in range(1, len(tokens)) if is_time[i] and is_time[i - 1]]

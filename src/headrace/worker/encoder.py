@@ -1,12 +1,13 @@
 """The encoder part of a worker: inputs that are not text, encoded slice by slice.
 
 An item's slices are runs of its graph from node to node. Between two of them only one value is
-kept. A complete encoding stays as rows [n, D] until the control plane drops it.
+kept. A complete encoding stays until the control plane drops it: as rows [n, D], or in the blocks
+of its slot if texts attend to it (`cross`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,18 @@ import numpy.typing as npt
 
 from ..base.encodings import EncodingName, EncodingStart, SealedHandle
 from ..base.errors import EngineFault
+from ..base.modelfiles import ModelFiles
 from ..base.slices import most_units, slices
 from ..base.spec import InputSpan
-from ..base.step import Admission, StepPlan
+from ..base.step import Admission, PoolShape, StepPlan
 from ..dist.payloads import read_payload
 from ..kernels.arrays import Array, joined, tensor
+from ..kernels.backend import Shelf
 from ..kernels.cpu.pieces import pieces_of
 from ..kernels.encoded import EncodedRows
-from ..kernels.in_pieces import InPieces, InterpretedPieces
-from ..kernels.operators import StepBatch
+from ..kernels.in_pieces import NOTHING, InPieces, InterpretedPieces
+from ..kernels.operators import KvCache, StepBatch
+from .cross import CrossBlocks, Floats
 from .loading import OpenPart
 from .options import Resolved, WorkerOptions
 from .part import Part
@@ -32,6 +36,7 @@ from .part import Part
 class EncodedItem:
     """An encoding in a slot."""
 
+    slot: int
     name: EncodingName
     source: SealedHandle
     units: int
@@ -40,42 +45,79 @@ class EncodedItem:
     under: Any = None
     """The item as its runner knows it, until all slices are computed."""
     rows: Array | None = None
-    """[n, D], once all slices are computed."""
+    """[n, D], once all slices are computed; None if it is in blocks."""
+    aligns: bool = False
+    keys: dict[int, Floats] = field(default_factory=dict)
+    """K [n, D] in fp32 by aligned layer, of an item that is to be aligned."""
 
 
 class Encoder:
     """A loaded encoder part, its items, and the spans of prompts that stand for their rows."""
 
-    def __init__(self, part: Part) -> None:
-        self.part = part
+    def __init__(self, part: Part, cross: CrossBlocks | None = None) -> None:
+        """`cross`: the blocks of encodings that texts attend to."""
+        self.part, self.cross = part, cross
         graph = part.model.graph
         self._bounds = slices(graph)
         (self._input,), (self._output,) = graph.inputs, graph.outputs.values()
-        given = part.operators, graph, part.model.weights
-        self._run: InPieces = pieces_of(*given, most_units(graph)) or InterpretedPieces(*given)
+        self._run: InPieces
+        if cross is None:
+            self._lower(NOTHING)
         self._items: dict[int, EncodedItem] = {}
+        self._named: dict[EncodingName, EncodedItem] = {}
         self._spans: dict[int, tuple[str, tuple[InputSpan, ...]]] = {}
         """By row of the text part: its tenant, and its inputs."""
 
-    def begin_anew(self) -> None:
-        """Forget all items and rows."""
+    def _lower(self, cache: KvCache) -> None:
+        graph, weights = self.part.model.graph, self.part.model.weights
+        given = self.part.operators, graph, weights
+        lowered = pieces_of(*given, most_units(graph), cache)
+        self._run = lowered or InterpretedPieces(*given, cache)
+
+    def bind(self, pool: PoolShape, cache: KvCache) -> None:
+        """Take the blocks of the text part's cache, and forget all items and rows."""
         self._items.clear()
+        self._named.clear()
         self._spans.clear()
+        if self.cross is not None:
+            self._lower(self.cross.bind(pool, cache, self.part))
+
+    def across(self, plan: StepPlan, batch: StepBatch) -> StepBatch:
+        """Return the tokens of a step of the text part as they attend to encodings, for
+        `StepBatch.across`. A row without one, of a step that nobody reads, has any."""
+        assert self.cross is not None
+        read = []
+        for row in plan.rows:
+            item = self._item_of(row)
+            read.append((0, 1) if item is None else (item.slot, item.units))
+        return self.cross.reading(batch, read)
+
+    def keys(self, row: int) -> dict[int, Floats]:
+        """Return K of the input of a row of the text part, by aligned layer."""
+        item = self._item_of(row)
+        assert item is not None, "an input is complete before its texts are computed"
+        return item.keys
+
+    def _item_of(self, row: int) -> EncodedItem | None:
+        tenant, spans = self._spans.get(row, ("", ()))
+        return self._named[EncodingName(tenant, spans[0].digest)] if spans else None
 
     def warm_up(self) -> None:
         """Touch every kernel once."""
         units = min(16, most_units(self.part.model.graph))
         rows = np.zeros((self._input.rows.of(units), self._input.width), np.float32)
         with self.part.inference():
-            item = self._run.begin(self._batch(units), self.part.activations(rows))
+            item = self._run.begin(self._batch(units, 0), self.part.activations(rows))
             self._run.run(item, self._bounds[-1])
 
     def take(self, plan: StepPlan) -> None:
         """Do what a plan says of slots and rows, before anything of it is computed."""
         for slot in plan.dropped:
-            self._items.pop(slot, None)
+            item = self._items.pop(slot, None)
+            if item is not None and self._named.get(item.name) is item:
+                del self._named[item.name]
         for start in plan.encodings:
-            self._items[start.slot] = _item(start)
+            self._items[start.slot] = self._named[start.name] = _item(start)
         for row in plan.released:
             self._spans.pop(row, None)
         for admission in plan.admitted:
@@ -91,12 +133,19 @@ class Encoder:
         assert item.done == first, "slices are computed in their order"
         with self.part.inference():
             if not first:
-                item.under = self._run.begin(self._batch(item.units), self._read(item))
+                item.under = self._run.begin(self._batch(item.units, slot), self._read(item))
+            if item.aligns and self.cross is not None:
+                for node, layer, value in self.cross.aligned:
+                    if self._bounds[first] <= node < self._bounds[first + count]:
+                        self._run.run(item.under, node)
+                        item.keys[layer] = self.cross.keys_in(self._run.rows(item.under, value))
             self._run.run(item.under, self._bounds[first + count])
             item.done += count
             if item.done == len(self._bounds) - 1:
-                rows = self._run.rows(item.under, self._output)
-                item.rows, item.under = rows.copy() if isinstance(rows, np.ndarray) else rows, None
+                if self.cross is None:
+                    rows = self._run.rows(item.under, self._output)
+                    item.rows = rows.copy() if isinstance(rows, np.ndarray) else rows
+                item.under = None
 
     def _read(self, item: EncodedItem) -> Array:
         source, rows = item.source, self._input.rows.of(item.units)
@@ -107,8 +156,10 @@ class Encoder:
             )
         return self.part.activations(read_payload(source))
 
-    def _batch(self, units: int) -> StepBatch:
+    def _batch(self, units: int, slot: int) -> StepBatch:
         """Return the step of one entry of `units` rows, which attend to each other."""
+        if self.cross is not None:
+            return self.cross.writing(units, slot)
         positions = np.arange(units)
         arrays = [positions, positions, np.array([0, units], np.int32), _int32(units), _NONE]
         if not self.part.operators.host:
@@ -118,9 +169,8 @@ class Encoder:
 
     def rows_of(self, plan: StepPlan) -> EncodedRows | None:
         """Return the rows of encodings in a step of the text part, for `StepBatch.encoded`."""
-        if self._spans.keys().isdisjoint(plan.rows):
+        if self.cross is not None or self._spans.keys().isdisjoint(plan.rows):
             return None
-        known = {item.name: item.rows for item in self._items.values()}
         places: list[npt.NDArray[np.int64]] = []
         found: list[Array] = []
         begin = 0
@@ -129,7 +179,8 @@ class Encoder:
             for span in spans:
                 low, high = max(span.first, start), min(span.first + span.length, start + count)
                 if low < high:
-                    rows = known.get(EncodingName(tenant, span.digest))
+                    item = self._named.get(EncodingName(tenant, span.digest))
+                    rows = None if item is None else item.rows
                     assert rows is not None, "a chunk stops before what is not encoded yet"
                     places.append(np.arange(low, high) + (begin - start))
                     found.append(rows[low - span.first : high - span.first])
@@ -142,17 +193,27 @@ class Encoder:
 
 
 def load_encoder(
-    opened: OpenPart, options: WorkerOptions, resolved: Resolved, text: Part
+    opened: OpenPart,
+    options: WorkerOptions,
+    resolved: Resolved,
+    text: Part,
+    shelf: Shelf | None = None,
 ) -> Encoder:
     """Load the encoder of a model, which uses the threads of `text`. Its weights stay as the files
     have them: `quantise` is about the language model."""
-    _, graph, source = opened
+    files, graph, source = opened
+    kinds = source.kinds()
     own = replace(options, quantise="auto")
-    return Encoder(Part(graph, source, own, resolved, most_units(graph), beside=text))
+    units = most_units(graph)
+    part = Part(graph, source, own, resolved, units, shelf=shelf, beside=text)
+    if not isinstance(files, ModelFiles) or files.arch.cross is None:
+        return Encoder(part)
+    coded = "Q8_0" in kinds
+    return Encoder(part, CrossBlocks(files.arch, graph, coded))
 
 
 def _item(start: EncodingStart) -> EncodedItem:
-    return EncodedItem(start.name, start.source, start.units)
+    return EncodedItem(start.slot, start.name, start.source, start.units, aligns=start.aligns)
 
 
 def _int32(*numbers: int) -> npt.NDArray[np.int32]:

@@ -173,7 +173,7 @@ class HostBatches:
         batch.max_length = max_length
         batch.rules = self._rules
         self._settle(plan)
-        return batch
+        return self._with_inputs(plan, batch)
 
     def _verify_few(self, plan: StepPlan, count: int, total: int, drafted: list[int]) -> StepBatch:
         """Make the batch of a step of few tokens that verifies drafts."""
@@ -202,6 +202,12 @@ class HostBatches:
         batch.max_count, batch.max_length = max(plan.counts), longest
         self._settle(plan, drafted)
         batch.rules = None if self._rules is None else self._rules.repeat(plan.counts)
+        return self._with_inputs(plan, batch)
+
+    def _with_inputs(self, plan: StepPlan, batch: StepBatch) -> StepBatch:
+        """Write which inputs the tokens attend to, if the model does that."""
+        if self._rows.across is not None:
+            batch.across, batch.fixed = self._rows.across(plan, batch), False
         return batch
 
     def _settle(self, plan: StepPlan, drafted: list[int] | None = None) -> None:
@@ -250,7 +256,7 @@ class HostBatches:
             second = np.repeat(self._rows.columns["second_at"][rows], counts)
             self._types[:total] = (second > 0) & (positions >= second)
             batch.types = self._view(self._types)[:total]
-        return batch
+        return self._with_inputs(plan, batch)
 
     def _place(self, rows: np.ndarray, positions: np.ndarray, total: int) -> None:
         """Compute the slots of each token's K and V."""

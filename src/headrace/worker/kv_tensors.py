@@ -63,7 +63,8 @@ class PoolMemory:
         Pages get memory when they are first written. So a pool of gigabytes costs no time at start,
         and memory only as sequences need it.
         """
-        count = sum(len(group.layers) * len(group.arrays) for group in pool.groups)
+        held = (*pool.groups, *pool.cross)
+        count = sum(len(group.layers) * len(group.arrays) for group in held)
         size = pool_bytes(pool) + max(1, count) * mmap.PAGESIZE
         size -= size % mmap.PAGESIZE
         # Shared pages (mmap's default) become huge only if the system's `shmem_enabled` follows the
@@ -115,13 +116,14 @@ def allocate_kv(
     Zeroed because table entries outside a window point to the null block. Its positions get weight
     0, and 0 · NaN is NaN, so its content must be finite.
     """
-    kept = [layer for group in pool.groups for layer in group.layers]
+    held = (*pool.groups, *pool.cross)
+    kept = [layer for group in held for layer in group.layers]
     assert len({*kept}) == len(kept), "a layer is in two groups"
     layers: dict[int, KvLayer] = {}
     states: dict[int, StateLayer] = {}
     groups = [0] * (1 + max(kept, default=-1))
     zeros = _zeros_of(pool, device, memory or PoolMemory(), host=host)
-    for number, group in enumerate(pool.groups):
+    for number, group in enumerate(held):
         for layer in group.layers if group.state else ():
             shapes = {name: ((group.blocks, *shape), dtype) for name, shape, dtype in group.arrays}
             made = {name: zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
@@ -146,7 +148,7 @@ def allocate_kv(
                 arrays[k], arrays[v], arrays.get(f"{k}_scale"), arrays.get(f"{v}_scale")
             )
             groups[layer] = number
-    windows = [group.window for group in pool.groups]
+    windows = [group.window for group in held]
     some = states or len(groups) > len(kept)
     by_number = layers if some else [layers[layer] for layer in range(len(kept))]
     return KvCache(by_number, groups, windows, states)

@@ -61,7 +61,8 @@ class Pooler(RowWish[int]):
         self._firsts: dict[int, Array] = {}
 
     def wish(self, admission: Admission) -> int | None:
-        return None if admission.spec.generates else admission.prompt_length
+        pools = admission.spec.task in ("vector", "score")
+        return admission.prompt_length if pools else None
 
     def release(self, rows: Sequence[int]) -> None:
         super().release(rows)

@@ -27,6 +27,7 @@ from ..base.step import (
 from ..kernels.arrays import Array, host, stride, tensor
 from ..kernels.draws import RULE, streams, uniforms
 from ..kernels.encoded import EncodedRows
+from ..kernels.operators import StepBatch
 from .transfer import to_device
 
 UNKNOWN = -1
@@ -67,6 +68,8 @@ class Rows:
         self.held = np.zeros(rows, np.bool_)
         self.encoded: Callable[[StepPlan], EncodedRows | None] = lambda plan: None
         """Finder of the rows of encodings in a step."""
+        self.across: Callable[[StepPlan, StepBatch], StepBatch] | None = None
+        """Maker of `StepBatch.across`; None: the model attends to no inputs."""
         self.version = 0
         """Number that changes with every admission."""
         self.computed = np.zeros(rows, np.int64)

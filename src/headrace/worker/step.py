@@ -235,7 +235,7 @@ class Steps:
             asked.mask(outputs.logits, rows, places)
         if tokens is None or (isinstance(tokens, np.ndarray) and (tokens < 0).any()):
             tokens = choose(self.drawing, outputs.logits, batch)
-        return Outputs(tokens, outputs.logits, outputs.hidden, outputs.states)
+        return replace(outputs, tokens=tokens)
 
     def _accepted(
         self, plan: StepPlan, drafted: list[int], drawn: list[int], chosen: Array

@@ -31,6 +31,7 @@ from ..kernels.timing import OperatorTimes, operator_times
 from ..loader.adapters import open_adapter
 from ..loader.panels import PanelShelf
 from ..models.registry import describe
+from .alignment import Aligner
 from .bans import AllowedTokens, BadWords
 from .batch import make_batch
 from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
@@ -53,6 +54,7 @@ from .prompt_scores import PromptScores
 from .reasoning import ReasoningBudgets
 from .rows import BlockTables, Rows
 from .step import Steps
+from .time_rules import TimedText
 from .transfer import Stopwatch
 from .verification import Verification
 
@@ -122,6 +124,10 @@ class Worker:
         """The part whose steps are planned."""
         decisions = text.decisions
         with text.inference():
+            self.encoder: Encoder | None = None
+            if "encoder" in opened:
+                given = opened["encoder"], options, self._resolved, text, shelf
+                self.encoder = load_encoder(*given)
             begin, phases["load_weights"] = (now := time.perf_counter()), now - begin
             # Before any rank takes its part of a matrix: packed weights are read from here on.
             if shelf is not None and shelf.finish():
@@ -153,9 +159,7 @@ class Worker:
             if "draft" in opened:
                 self.drafter = load_drafter(opened["draft"], options, self._resolved, text, whole)
                 weight_bytes += self.drafter.part.model.weights.nbytes
-            self.encoder: Encoder | None = None
-            if "encoder" in opened:
-                self.encoder = load_encoder(opened["encoder"], options, self._resolved, text)
+            if self.encoder is not None:
                 weight_bytes += self.encoder.part.model.weights.nbytes
         if device == "cpu":
             _set_torch_threads(threads)  # Again, if a weight was the first to need torch.
@@ -241,8 +245,9 @@ class Worker:
                 text.model.ranks.begin_anew()  # The program that had its rooms is gone.
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
             if self.encoder is not None:
-                self.encoder.begin_anew()
                 self._rows.encoded = self.encoder.rows_of
+                if self.encoder.cross is not None:
+                    self._rows.across = self.encoder.across
             if self._adapters is not None:
                 self._adapters.bind(self._rows)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
@@ -251,6 +256,8 @@ class Worker:
             )
             additions = None if self._adapters is None else self._adapters.additions
             text.allocate(self._kept(pool), limits, memory=self.pool_memory, additions=additions)
+            if self.encoder is not None:
+                self.encoder.bind(pool, text.cache)
             program = text.program
             typed = "types" in text.model.indices
             host = None
@@ -325,6 +332,7 @@ class Worker:
             self._masks = GrammarMasks(self._grammars, self.arch.vocab_size, on_host=on_host)
             listed.append(self._masks)
         listed += [
+            TimedText(self._rows),
             ReasoningBudgets(self._rows),
             AllowedTokens(),
             BadWords(self._rows),
@@ -336,6 +344,8 @@ class Worker:
         if self._adapters is not None:
             listed.append(self._adapters)
         head = program.head if self.text.model.labels else None
+        if self.encoder is not None and self.arch.cross is not None:
+            listed.append(Aligner(self.arch, self.encoder.keys))
         return [*listed, Pooler(self._pooling, head), PromptScores(self._rows, program.head)]
 
     def time_operators(self) -> OperatorTimes:

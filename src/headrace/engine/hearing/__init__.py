@@ -1,7 +1,8 @@
 """A transcription engine: speech to text in a process of its own, for an event loop.
 
-Owns: the messages about sounds, the process that runs `speech`, and its front end
-(`HearingEngine`): supervised, restarted and reported like the text engine. Samples go to it in
+Owns: the messages about sounds, the process in which `speech`'s jobs run over one loop
+(`engine.loop`), and its front end (`HearingEngine`): supervised, restarted and reported like the
+text engine. Samples go to it in
 files of the private folder, text comes back in messages. Knows nothing of routes, of sound files or
 of sessions.
 Invariant: a sound ends exactly once, with its text or with one typed error, whatever dies.

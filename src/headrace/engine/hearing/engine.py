@@ -39,7 +39,7 @@ from .messages import (
 from .metrics import HearingMetrics
 from .options import verify
 
-REAL_HEARING = "headrace.engine.hearing.real:opened"
+REAL_HEARING = "headrace.engine.hearing.opening:opened"
 RATE = 16_000
 MOST_SECONDS = 2 * (4 * 3600 + 1)
 """Most audio of all sounds whose files exist: twice the longest, with the second that a resampler
@@ -334,7 +334,7 @@ class HearingEngine:
                 self.metrics.busy.set(seconds)
                 if seconds:
                     self.metrics.rtfx.set(self._audio / seconds)
-            case Listening(languages, decisions, _):
+            case Listening(languages, decisions):
                 self.languages, self.decisions = frozenset(languages), decisions
                 self.metrics.up.set(1)
                 self._audio = 0.0

@@ -77,7 +77,6 @@ class Listening(messages.Started):
     languages: list[str]
     """Language codes; empty: English alone."""
     decisions: list[Decision]
-    facts: dict[str, float]
 
 
 class HeardSoFar(messages._Message):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Literal, NamedTuple
 
 from ...base.config import Decision, EngineOptions
@@ -14,6 +14,8 @@ TAKEN = frozenset(
 )
 """Options that apply to a transcription model."""
 KV = ("float32", "bfloat16", "int8")
+SEQUENCES = 48
+"""Texts that Whisper decodes at a time: windows, their beams, and questions about them."""
 
 
 class HearingForm(NamedTuple):
@@ -41,12 +43,21 @@ def form_of(options: EngineOptions) -> HearingForm:
     return HearingForm(threads, precision, kv, decisions)  # type: ignore[arg-type]
 
 
-def of_whisper(form: HearingForm, windows: int, sequences: int) -> list[Decision]:
-    """Return the decisions that only a model with K and V has."""
-    return [
-        Decision("kv_dtype", form.kv, "of all K and V of the decoder"),
-        Decision("windows", str(windows), f"of 30 s, with {sequences} sequences: as memory allows"),
-    ]
+def engine_options(options: EngineOptions, form: HearingForm) -> EngineOptions:
+    """Return the options of an engine that serves Whisper."""
+    return replace(
+        options,
+        device="cpu",
+        dtype="auto",
+        kv_dtype=form.kv,
+        threads=form.threads,
+        max_sequences=SEQUENCES,
+        policy="priority",
+        speculate="off",
+        context_cache="0",
+        max_waiting=1024,
+        keep_packed=options.keep_packed and form.precision == "int8",
+    )
 
 
 def verify(options: EngineOptions) -> None:

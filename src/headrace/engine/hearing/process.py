@@ -69,18 +69,16 @@ def run(channel: Channel, worker: str) -> None:
     channel.send(messages.Phase("warm_up", time.monotonic() - begin))
     gc.freeze()
     gc.enable()
-    network = transcriber.network
-    facts = {"windows": float(network.windows), "sequences": float(network.sequences)}
-    languages = list(network.files.special.languages)
+    languages = list(transcriber.files.special.languages)
     come_back()
-    channel.send(Listening(languages, decisions, facts))
+    channel.send(Listening(languages, decisions))
     serve(channel, Desk(transcriber))
 
 
 def warm_up(transcriber: Transcriber) -> None:
     """Warm up: transcribe one window of noise before reporting ready."""
     noise = np.random.default_rng(1).normal(0, 0.05, 16_000).astype(np.float32)
-    language = next(iter(transcriber.network.files.special.languages), None)
+    language = next(iter(transcriber.files.special.languages), None)
     transcriber.transcribe(noise, _decoding(HearOptions(language=language, live=True)))
 
 
@@ -154,7 +152,7 @@ class Desk:
         for sound in list(self.running):
             self._step(sound)
         if self.running:
-            self.transcriber.conductor.turn()
+            self.transcriber.jobs.turn()
             self.running.rotate(-1)  # Each in turn is the first to have a slot.
         self.turns += 1
         self.seconds += time.monotonic() - begin
@@ -225,7 +223,7 @@ class Desk:
         ]
 
     def _logprobs(self, segment: Segment) -> list[tuple[str, float, bytes]]:
-        files = self.transcriber.network.files
+        files = self.transcriber.files
         said = [
             (token, share)
             for token, share in zip(segment.tokens, segment.log_shares, strict=True)

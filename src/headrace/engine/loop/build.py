@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ...base import environment
 from ...base.config import Decision, EngineOptions
+from ...base.encodings import EncoderShape
 from ...base.errors import EngineFault, ModelFileError, OptionError
 from ...base.facts import WorkerFacts
 from ...base.hardware import Hardware, cpu, hardware
@@ -77,6 +78,8 @@ class Built:
     holdings: Holdings
     context: ContextCache | None = None
     lender: Lender | None = None
+    encoder: EncoderShape | None = None
+    """Shape of the part that encodes inputs which are not text."""
 
     def close(self) -> None:
         if self.lender is not None:
@@ -220,18 +223,20 @@ def finish(
         with _phase("warm_up", on_phase):
             executor.warm_up()
         begin = time.monotonic()
-        yield from proving(
-            core,
-            memory.max_context,
-            vocabulary=files.arch.vocab_size,
-            generates=files.arch.task == "tokens",
-            features=facts.features,
-        )
+        if files.arch.cross is None:  # Else its first text needs an input.
+            yield from proving(
+                core,
+                memory.max_context,
+                vocabulary=files.arch.vocab_size,
+                generates=files.arch.task == "tokens",
+                features=facts.features,
+            )
         on_phase("first_token", time.monotonic() - begin)
     except BaseException:
         executor.close()
         raise
-    return Built(core, memory, facts, decisions, identity, kv.holdings, context, lender)
+    shape = None if resolved.encoder is None else resolved.encoder.shape
+    return Built(core, memory, facts, decisions, identity, kv.holdings, context, lender, shape)
 
 
 def _warn_of_gpus(found: Hardware, resolved: Resolved) -> None:
@@ -288,9 +293,10 @@ def _core(
     identity: Identity,
 ) -> tuple[EngineCore, ContextCache | None, KvManager, Lender | None]:
     options = resolved.options
-    predict = step_predictor(
-        files, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype
-    )
+    predict = None
+    if files.arch.cross is None:  # No estimates of attention to inputs yet.
+        types = {"dtype": options.dtype, "kv_dtype": options.kv_dtype}
+        predict = step_predictor(files, device=options.device, **types)
     stages = Layout.parse(options.layout).pp
     depth = max(options.depth or 1, stages)
     limits = Limits(

@@ -180,7 +180,7 @@ def resolve(
     if options.draft_model is not None:
         draft = plan_draft(resolved, files, available)
         decisions.append(draft.decision)
-    encoder = plan_encoder(resolved, files)
+    encoder = plan_encoder(resolved, files, available)
     if encoder is not None:
         decisions.append(encoder.decision)
     return Resolved(resolved, tuple(decisions), available, kv_memory, draft, encoder, beside)
@@ -219,6 +219,8 @@ def _drafting(options: EngineOptions, device: str, files: ModelFiles) -> tuple[s
     wish, obstacle = options.speculate, ""
     if files.arch.task != "tokens":
         obstacle = "an encoder makes no tokens to draft"
+    elif files.arch.cross is not None:
+        obstacle = "what is heard is not drafted"
     elif device != "cpu":
         obstacle = f"drafts are not verified on {device} yet"
     elif Layout.parse(options.layout).pp > 1:
@@ -373,7 +375,11 @@ def _plan(
         ) from None
     return replace(
         memory,
-        pool=replace(memory.pool, slots=slots),
+        pool=replace(
+            memory.pool,
+            slots=slots,
+            cross=() if resolved.encoder is None else resolved.encoder.cross,
+        ),
         weight_bytes=weight_bytes,
         kv_bytes=memory.kv_bytes + slot_bytes,
         encoding_bytes=encoding_bytes,

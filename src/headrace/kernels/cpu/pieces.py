@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base.graph import TOKENS, Graph, Rows, Value
+from ..in_pieces import NOTHING
 from ..operators import KvCache, StepBatch
 from ..prepared import Prepared
 from ..program import Provider
@@ -91,15 +92,15 @@ class LoweredPieces:
 
 
 def pieces_of(
-    operators: Provider, graph: Graph, weights: Prepared, units: int
+    operators: Provider, graph: Graph, weights: Prepared, units: int, cache: KvCache = NOTHING
 ) -> LoweredPieces | None:
-    """Lower a part that keeps nothing between two steps; None: other operators serve it, or
-    something in it has no record."""
+    """Lower a part for items of at most `units` units, which writes to `cache`; None: other
+    operators serve it, or something in it has no record."""
     team = getattr(operators, "team", None)
     if not isinstance(team, Team) or not operators.host:
         return None
     try:
-        return LoweredPieces(team, graph, weights, KvCache([], []), units)
+        return LoweredPieces(team, graph, weights, cache, units)
     except Unrecordable:
         return None
 

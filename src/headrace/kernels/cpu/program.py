@@ -103,6 +103,12 @@ class CpuProgram:
         self.names, self._scattered = lowering.names, lowering.scattered
         self._hidden = lowering.floats(hidden)
         self._states = lowering.floats(graph.outputs.get("states", hidden))
+        known = ("hidden", "states", "logits", "labels")
+        self._more = {
+            name: lowering.floats(value)
+            for name, value in graph.outputs.items()
+            if name not in known
+        }
         # [0, 0] for a model without a head over a vocabulary, which is never asked for tokens.
         self._logits = self._hidden[:0, :0] if logits is None else lowering.floats(logits)
         self._records = emit.program(self._emitted)
@@ -176,6 +182,8 @@ class CpuProgram:
         self._outputs.logits = None if end.logits is None else end.logits[:samples]
         rows = samples if self._sampled else self._step.n
         self._outputs.hidden, self._outputs.states = self._hidden[:rows], self._states[:rows]
+        if self._more:
+            self._outputs.more = {name: rows_[:rows] for name, rows_ in self._more.items()}
         return True
 
     def _end_of(self, want: Want) -> _End:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import ModelFileError, UnsupportedModel
-from ..loader.safetensors_file import OpenFile
+from .safetensors_file import OpenFile
 
 MAX_VARIABLES = 10_000
 MAX_RANK = 3

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import ModelFileError
-from ..loader.safetensors_file import StoredTensor
+from .safetensors_file import StoredTensor
 
 
 def stored(header: Mapping[str, StoredTensor], name: str) -> npt.NDArray[Any]:

@@ -16,10 +16,10 @@ import numpy.typing as npt
 import tokenizers
 
 from ..base.errors import ModelFileError, UnsupportedModel
-from ..loader.jsonfile import MAX_JSON, read_json
-from ..loader.safetensors_file import StoredTensor, read_header
 from ..models.whisper import WhisperArch
 from .ctranslate import BinaryModel
+from .jsonfile import MAX_JSON, read_json
+from .safetensors_file import StoredTensor, read_header
 from .stored import mapped, stored
 
 Array = npt.NDArray[Any]
@@ -100,6 +100,7 @@ class WhisperFiles:
             self.frames,
             self.positions,
             self.file_bytes,
+            self.alignment,
         )
 
 

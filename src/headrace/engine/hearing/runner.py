@@ -1,0 +1,160 @@
+"""WalkRunner of walks over the engine's one loop: each walk's requests are planned like all others.
+
+A sound that has not had a window yet comes before those that have, as a request of higher priority.
+Each sound has at most one window that is not encoded, so their windows take turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from ...base.errors import EngineFault, InvalidRequest
+from ...base.request import Request, SequenceDelta
+from ...speech.conductor import RESERVED, WalkUnderWay
+from ...speech.decoding import Ask, WindowAnswer
+from ..loop.build import Built
+
+OLD = 1
+"""Priority of a sound that has had a window."""
+
+
+@dataclass(slots=True)
+class SoundShare:
+    """One sound's use of the engine."""
+
+    windows: int = 0
+    """Windows that its jobs hold."""
+    unread: int = 0
+    """Windows without any answer: not encoded yet."""
+    old: bool = False
+
+
+@dataclass(slots=True)
+class _Pending:
+    """The requests of a job, in order, and their answers."""
+
+    ids: list[str]
+    said: dict[str, WindowAnswer] = field(default_factory=dict)
+    left: int = 0
+    """Requests that have not ended."""
+    fresh: bool = True
+    """Whether the job has had no answer yet."""
+
+
+class WalkRunner:
+    """Walks over one model in the loop; not thread-safe. See `speech.conductor.Jobs`."""
+
+    def __init__(self, built: Built, windows: int) -> None:
+        """`windows`: encodings that have room."""
+        self._built, self._core = built, built.core
+        self._free = list(range(windows))[::-1]
+        self._names = count()
+        self._jobs: dict[WalkUnderWay[Any], _Pending] = {}
+        self._owners: dict[str, WalkUnderWay[Any]] = {}
+        """Jobs by the names of their requests under way."""
+
+    @property
+    def free_windows(self) -> int:
+        return len(self._free)
+
+    @property
+    def idle(self) -> bool:
+        return not self._jobs
+
+    def share(self) -> SoundShare:
+        return SoundShare()
+
+    def lend(self, share: SoundShare) -> int | None:
+        if share.unread or len(self._free) <= RESERVED * (share.windows > 0):
+            return None
+        share.windows += 1
+        share.unread += 1
+        return self._free.pop()
+
+    def take_back(self, share: SoundShare, window: int) -> None:
+        share.windows -= 1
+        self._free.append(window)
+
+    def add(self, job: WalkUnderWay[Any]) -> None:
+        self._jobs[job] = _Pending([])
+        self._send(job, None)
+
+    def drop(self, job: WalkUnderWay[Any]) -> None:
+        if job.done:
+            return
+        self._forget(job)
+        job.walk.close()
+        self._end(job)
+
+    def turn(self) -> None:
+        """Run one step of the loop, and give the answers to the jobs that have all of theirs."""
+        for delta in self._core.turn():
+            self._take(delta)
+
+    def close(self) -> None:
+        self._built.close()
+
+    def _take(self, delta: SequenceDelta) -> None:
+        job = self._owners.get(delta.request_id)
+        if job is None:
+            return  # Dropped meanwhile.
+        pending = self._jobs[job]
+        said = pending.said[delta.request_id]
+        said.tokens.extend(delta.tokens)
+        said.logprobs.extend(delta.logprobs or [])
+        said.scores.extend(delta.prompt_logprobs or [])
+        if delta.output is not None:
+            pending.said[delta.request_id] = said._replace(output=delta.output)
+        if delta.finish is None:
+            return
+        del self._owners[delta.request_id]
+        pending.left -= 1
+        if delta.finish in ("error", "abort"):
+            kind = InvalidRequest if delta.error_status == InvalidRequest.status else EngineFault
+            self._fail(job, kind(delta.error or "the request was aborted"))
+        elif not pending.left:
+            if pending.fresh:
+                pending.fresh = False
+                job.share.unread -= 1
+            self._send(job, [pending.said[name] for name in pending.ids])
+
+    def _send(self, job: WalkUnderWay[Any], answers: list[WindowAnswer] | None) -> None:
+        """Give a job its answers, and submit what it asks next."""
+        try:
+            asks = next(job.walk) if answers is None else job.walk.send(answers)
+            self._submit(job, asks)
+        except StopIteration as end:
+            job.result, job.share.old = end.value, True
+            self._end(job)
+        except Exception as error:  # noqa: BLE001 - one walk's error leaves the others alone
+            self._fail(job, error)
+
+    def _submit(self, job: WalkUnderWay[Any], asks: list[Ask]) -> None:
+        pending = self._jobs[job]
+        pending.ids, pending.said, pending.left = [], {}, len(asks)
+        priority = OLD * job.share.old
+        for ask in asks:
+            name = f"{next(self._names)}"
+            self._core.add(Request(name, ask.prompt, ask.spec, priority=priority))
+            pending.ids.append(name)
+            pending.said[name] = WindowAnswer([], [], [])
+            self._owners[name] = job
+
+    def _fail(self, job: WalkUnderWay[Any], error: Exception) -> None:
+        self._forget(job)
+        job.walk.close()
+        job.error = error
+        self._end(job)
+
+    def _forget(self, job: WalkUnderWay[Any]) -> None:
+        """End the requests of a job that are under way."""
+        for name in self._jobs[job].ids:
+            if self._owners.pop(name, None) is not None:
+                self._core.abort(name)
+
+    def _end(self, job: WalkUnderWay[Any]) -> None:
+        job.done = True
+        if self._jobs.pop(job).fresh:
+            job.share.unread -= 1
