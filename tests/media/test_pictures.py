@@ -65,7 +65,7 @@ def ours(data: bytes, tiling: Tiling) -> tuple[np.ndarray[Any, Any], int, int]:
     picture = Image.open(io.BytesIO(data))
     picture = child.upright(picture, Image)
     found = cut(*picture.size, tiling)
-    tiles = [np.array(tile) for tile in child.tiles_of(picture, found, tiling, Image)]
+    tiles = [np.array(tile) for tile in child.tiles_of(picture, found, Image)]
     return np.stack(tiles), found.rows, found.columns
 
 
@@ -145,7 +145,7 @@ def test_sizes_above_four_thousand_are_those_of_transformers() -> None:
         width, height, longest = map(int, draw.integers(1, 9_000, 3))
         shape = np.broadcast_to(np.uint8(0), (3, height, width))
         wanted = get_resize_output_image_size(shape, longest)
-        assert cut(width, height, Tiling(longest, 512, True)).first == wanted[::-1]
+        assert cut(width, height, Tiling(longest, 512, True)).sizes[0] == wanted[::-1]
 
 
 @pytest.mark.parametrize(("format", "mode", "more"), FORMATS)
@@ -293,7 +293,7 @@ def test_limits() -> None:
     ],
 )
 def test_an_answer_of_a_child_is_not_believed(answer: Any) -> None:
-    assert not _believable(json.loads(json.dumps(answer)), PictureLimits(tiles=20))
+    assert not _believable(json.loads(json.dumps(answer)), PictureLimits(tiles=20), SMALL)
 
 
 @pytest.mark.parametrize(

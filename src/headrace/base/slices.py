@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .graph import EmbedSpec, Graph
+from .graph import Graph
 
 
 def slices(graph: Graph) -> tuple[int, ...]:
     """Return the first node of each slice, then the number of nodes.
 
     There is one slice for each layer, and one for the nodes before the first. A run stops only
-    where later nodes read one value alone, so that little is kept.
+    where later nodes read one value alone, so that little is kept beside the outputs.
     """
     nodes = graph.nodes
     last = {value: max(graph.readers(value), default=-1) for node in nodes for value in node.out}
@@ -18,18 +18,8 @@ def slices(graph: Graph) -> tuple[int, ...]:
     for index, node in enumerate(nodes):
         kept.update(node.out)
         kept = {value for value in kept if last.get(value, -1) > index}
-        if len(kept) == 1:
+        if len(kept.difference(graph.outputs.values())) == 1:
             narrow.append(index + 1)
     attends = [index for index, node in enumerate(nodes) if node.kind == "attend"]
     firsts = {max(at for at in narrow if at <= index) for index in attends}
     return (*sorted(firsts | {0}), len(nodes))
-
-
-def most_units(graph: Graph) -> int:
-    """Return the most units of an input: the rows of the encoder's table of positions."""
-    (table,) = (
-        node.weights[0].out
-        for node in graph.nodes
-        if isinstance(node.spec, EmbedSpec) and node.spec.index == "positions"
-    )
-    return table

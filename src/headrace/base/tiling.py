@@ -1,18 +1,29 @@
-"""Sizes of a picture as Idefics3's processor resizes and splits it (Laurençon et al. 2024).
+"""Sizes of a picture as the processors of models resize and split it.
 
-The numbers are those of transformers' `Idefics3ImageProcessorPil`, which computes on Pillow alone.
+The numbers are those of transformers' processors that compute on Pillow alone: a `Tiling` is
+Idefics3's (Laurençon et al. 2024), a `Fitting` Qwen2-VL's (Wang et al. 2024).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 MOST_SIDE = 4_096
-"""Longest side of a picture after the first resize, whatever is asked for."""
+"""Longest side of a tiled picture after the first resize, whatever is asked for."""
+MOST_RATIO = 200
+"""Longer side of a fitted picture over its shorter one, at most."""
+SMALL = 512**2
+"""Pixels of a fitted picture that is asked for with little detail."""
+
+
+class TooNarrow(ValueError):
+    """A picture one of whose sides is too long for the other."""
 
 
 class Tiling(NamedTuple):
-    """Sizes by which a model's processor cuts pictures."""
+    """A picture is resized, and split into square tiles."""
 
     longest: int
     """Pixels of the longest side after the first resize."""
@@ -21,28 +32,80 @@ class Tiling(NamedTuple):
     split: bool
     """Whether a picture larger than a tile is split, with one tile more for the whole."""
 
+    def small(self) -> Tiling:
+        """Return the rule for a picture with little detail: one tile."""
+        return self._replace(split=False)
+
+
+class Fitting(NamedTuple):
+    """A picture keeps its shape: it is resized to whole squares and stays one tile."""
+
+    square: int
+    """Pixels of a side of a square."""
+    least: int
+    """Fewest pixels of the result."""
+    most: int
+
+    @property
+    def largest(self) -> int:
+        """Bound on the pixels of a result: those of the longest strip of squares may be more than
+        `most`, and a small picture grows beyond `least`."""
+        strip, grown = MOST_RATIO * self.square**2, 15 * self.square * math.isqrt(self.least)
+        return max(self.most, strip, self.least + grown + self.square**2)
+
+    def small(self) -> Fitting:
+        """Return the rule for a picture with little detail."""
+        return self._replace(most=max(self.least, min(self.most, SMALL)))
+
+
+Sizing = Tiling | Fitting
+"""Rule by which a model's processor sizes pictures."""
+_RULES: dict[str, Any] = {"tiling": Tiling, "fitting": Fitting}
+
+
+def written(rule: Sizing) -> list[Any]:
+    """Return a rule as JSON has it."""
+    name = next(name for name, kind in _RULES.items() if isinstance(rule, kind))
+    return [name, *rule]
+
+
+def read(given: Sequence[Any]) -> Sizing:
+    """Return the rule that `written` wrote."""
+    rule: Sizing = _RULES[given[0]](*given[1:])
+    return rule
+
 
 class Cut(NamedTuple):
     """Sizes (width, height) that a picture gets one after the other, and its tiles."""
 
-    first: tuple[int, int]
-    second: tuple[int, int]
+    sizes: tuple[tuple[int, int], ...]
+    tile: tuple[int, int]
+    """Width and height of each tile."""
     rows: int
-    """0: the picture is one tile."""
+    """0: the picture is one tile. Else the whole one, resized, is the last tile."""
     columns: int
+    filter: Literal["lanczos", "bicubic"] = "lanczos"
 
     @property
     def tiles(self) -> int:
         """Number of tiles, the whole picture's included."""
         return self.rows * self.columns + 1
 
+    @property
+    def pixels(self) -> int:
+        """Pixels of all tiles."""
+        return self.tiles * self.tile[0] * self.tile[1]
 
-def cut(width: int, height: int, tiling: Tiling) -> Cut:
-    """Return what becomes of a picture of this size, in pixels."""
-    side = tiling.tile
-    first = _below(*_scaled(width, height, tiling.longest))
-    if not tiling.split:
-        return Cut(first, (side, side), 0, 0)
+
+def cut(width: int, height: int, rule: Sizing) -> Cut:
+    """Return what becomes of a picture of this size, in pixels. Raises `TooNarrow`."""
+    if isinstance(rule, Fitting):
+        size = _fitted(width, height, rule)
+        return Cut((size,), size, 0, 0, "bicubic")
+    side = rule.tile
+    first, tile = _below(*_scaled(width, height, rule.longest)), (side, side)
+    if not rule.split:
+        return Cut((first, tile), tile, 0, 0)
     width, height = first
     ratio = width / height
     if width >= height:
@@ -52,8 +115,23 @@ def cut(width: int, height: int, tiling: Tiling) -> Cut:
         height = _multiple(height, side)
         width = _multiple(int(height * ratio), side)
     if max(width, height) <= side:
-        return Cut(first, (width, height), 0, 0)
-    return Cut(first, (width, height), height // side, width // side)
+        return Cut((first, (width, height)), tile, 0, 0)
+    return Cut((first, (width, height)), tile, height // side, width // side)
+
+
+def _fitted(width: int, height: int, rule: Fitting) -> tuple[int, int]:
+    """Round both sides to squares; scale them if the picture is too small or too large then."""
+    if max(width, height) > MOST_RATIO * min(width, height):
+        raise TooNarrow
+    side = rule.square
+    wide, high = (round(each / side) * side for each in (width, height))
+    if wide * high > rule.most:
+        down = math.sqrt(height * width / rule.most)
+        wide, high = (max(side, math.floor(one / down / side) * side) for one in (width, height))
+    elif wide * high < rule.least:
+        up = math.sqrt(rule.least / (height * width))
+        wide, high = (math.ceil(one * up / side) * side for one in (width, height))
+    return wide, high
 
 
 def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:

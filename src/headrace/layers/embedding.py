@@ -11,7 +11,8 @@ HEAD = "lm_head"
 
 def embedding(to: Description) -> Value:
     """Look up the tokens → [N, D]."""
-    return to.embed(TABLE, to.arch.vocab_size, EmbedSpec(scale=to.arch.embedding_scale))
+    arch = to.arch
+    return to.embed(TABLE, arch.vocab_size, EmbedSpec("tokens", arch.embedding_scale, arch.deep))
 
 
 def head(to: Description, x: Value) -> Value:

@@ -8,21 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..base.arch import Rope
 from ..base.graph import ActivationSpec, AttentionSpec, Value
 from .description import Description
 
 
 def bidirectional(
-    to: Description, layer: int, x: Value, names: Sequence[str], output: str
+    to: Description,
+    layer: int,
+    x: Value,
+    names: Sequence[str],
+    output: str,
+    rope: Rope | None = None,
+    window: int | None = None,
 ) -> Value:
     """Describe attention whose queries, keys and values come by the products `names` with biases,
-    one for each of them or one for all."""
+    one for each of them or one for all. `window`: see `AttentionSpec`."""
     arch = to.arch
-    spec = AttentionSpec(
-        layer, arch.heads, arch.heads, arch.head_dim, arch.scale, bidirectional=True
-    )
+    sizes = arch.heads, arch.heads, arch.head_dim, arch.scale
+    spec = AttentionSpec(layer, *sizes, rope, window, bidirectional=True)
     outputs = [3 * arch.hidden // len(names)] * len(names)
     qkv = to.linear(x, *names, outputs=outputs, bias=True, purpose="qkv")
+    if rope is not None:
+        qkv = to.node("write", (qkv,), spec.stacked, spec=spec)
     mixed = to.node("attend", (qkv,), spec.queries, spec=spec)
     return to.linear(mixed, output, outputs=arch.hidden, bias=True, purpose="output")
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from ..base.graph import Graph
 from ..base.modelfiles import ModelFiles
-from ..base.slices import most_units
 from ..models.pictures import describe_pictures
 from ..models.sounds import describe_sounds
+from .picture_layout import Layouts, layouts
 from .pictures import open_pictures, picture_weights
 from .sounds import open_sounds, sound_weights
 from .weight_source import Named
@@ -28,16 +28,16 @@ class Tower(NamedTuple):
     weights: Callable[[], Iterator[tuple[str, Named]]]
     items: int
     """Encodings of the largest size that are kept."""
-
-    @property
-    def units(self) -> int:
-        """Most units of an encoding."""
-        return most_units(self.graph)
+    units: int
+    """Most units of an encoding."""
+    layouts: Layouts | None = None
+    """Numbers of a step that follow from an input's shape; None: its units say all."""
 
     @property
     def width(self) -> int:
-        """Width of the language model."""
-        return self.graph.outputs["hidden"].width
+        """Numbers of a row of an encoding: those for each place of the language model, side by
+        side."""
+        return sum(value.width for value in self.graph.outputs.values())
 
     @property
     def rows(self) -> int:
@@ -50,8 +50,8 @@ def open_tower(files: ModelFiles) -> Tower | None:
     `ModelFileError`, `UnsupportedModel`."""
     sound = open_sounds(files)
     if sound is not None:
-        weights = partial(sound_weights, files, sound)
-        return Tower("sounds", describe_sounds(sound), weights, MOST_INPUTS)
+        weights, graph = partial(sound_weights, files, sound), describe_sounds(sound)
+        return Tower("sounds", graph, weights, MOST_INPUTS, sound.arch.max_context)
     picture = open_pictures(files)
     if picture is None:
         return None
@@ -60,4 +60,6 @@ def open_tower(files: ModelFiles) -> Tower | None:
         describe_pictures(picture),
         partial(picture_weights, files, picture),
         MOST_INPUTS * picture.most_tiles,
+        picture.arch.max_context,
+        layouts(files, picture),
     )

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from ..base.tiling import Cut, Tiling, cut
+from ..base.tiling import Cut, TooNarrow, cut, read
 from .seccomp import confine
 
 PLUGINS = {
@@ -70,7 +70,7 @@ def obey(order: dict[str, Any], pillow: Any) -> None:
 
 
 def _decode(order: dict[str, Any], pillow: Any, data: bytes) -> dict[str, Any]:
-    tiling, pixels = Tiling(*order["tiling"]), int(order["pixels"])
+    rule, pixels = read(order["rule"]), int(order["pixels"])
     pillow.MAX_IMAGE_PIXELS = pixels
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -84,13 +84,16 @@ def _decode(order: dict[str, Any], pillow: Any, data: bytes) -> dict[str, Any]:
                 raise PictureRefused("empty")
             if width * height > pixels or max(width, height) > order["side"]:
                 raise PictureRefused("large")
-            both = cut(width, height, tiling), cut(height, width, tiling)
-            if min(one.tiles for one in both) > order["tiles"]:
+            try:
+                both = cut(width, height, rule), cut(height, width, rule)
+            except TooNarrow:
+                raise PictureRefused("narrow") from None
+            if all(_too_large(one, order) for one in both):
                 raise PictureRefused("tiles")
             # The orientation of a PNG may come after its pixels: now it is decoded.
             turned = picture.getexif().get(_ORIENTATION, 1) in _SIDEWAYS
             found = both[turned]
-            if found.tiles > order["tiles"]:
+            if _too_large(found, order):
                 raise PictureRefused("tiles")
             picture = upright(picture, pillow)
         except (pillow.DecompressionBombWarning, pillow.DecompressionBombError):
@@ -99,12 +102,16 @@ def _decode(order: dict[str, Any], pillow: Any, data: bytes) -> dict[str, Any]:
         raise PictureRefused("damaged")
     try:
         with os.fdopen(order["into"], "wb", closefd=False) as target:
-            for each in tiles_of(picture, found, tiling, pillow):
+            for each in tiles_of(picture, found, pillow):
                 target.write(each.tobytes())
     except OSError as error:
         raise PictureRefused("room" if error.errno == errno.ENOSPC else "lost") from error
     grid = {"rows": found.rows, "columns": found.columns}
     return {**grid, "width": picture.width, "height": picture.height}
+
+
+def _too_large(found: Cut, order: dict[str, Any]) -> bool:
+    return bool(found.tiles > order["tiles"] or found.pixels > order["resized"])
 
 
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)
@@ -129,18 +136,19 @@ def upright(picture: Any, pillow: Any) -> Any:
     return turned.convert("RGB")
 
 
-def tiles_of(picture: Any, found: Cut, tiling: Tiling, pillow: Any) -> Iterator[Any]:
+def tiles_of(picture: Any, found: Cut, pillow: Any) -> Iterator[Any]:
     """Yield the tiles of a picture in RGB, row by row, then the whole one."""
-    lanczos, side = pillow.Resampling.LANCZOS, tiling.tile
-    whole = picture.resize(found.first, resample=lanczos).resize(found.second, resample=lanczos)
+    resample, (wide, high) = pillow.Resampling[found.filter.upper()], found.tile
+    for size in found.sizes:
+        picture = picture.resize(size, resample=resample)
     if not found.rows:
-        yield whole
+        yield picture
         return
     for row in range(found.rows):
         for column in range(found.columns):
-            corner = column * side, row * side
-            yield whole.crop((*corner, corner[0] + side, corner[1] + side))
-    yield whole.resize((side, side), resample=lanczos)
+            left, above = column * wide, row * high
+            yield picture.crop((left, above, left + wide, above + high))
+    yield picture.resize(found.tile, resample=resample)
 
 
 def _say(answer: dict[str, Any]) -> None:

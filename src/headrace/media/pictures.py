@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..base.errors import InvalidRequest, Overloaded, TooLarge
 from ..base.extras import absent
-from ..base.tiling import Tiling
+from ..base.tiling import Sizing, TooNarrow, cut, written
 from .confined import OnChild, memory_file, run_child
 
 Codes = npt.NDArray[np.uint8]
@@ -22,7 +22,8 @@ PICTURE_REFUSALS = {
     "damaged": "the picture cannot be decoded",
     "empty": "the picture has no pixels",
     "large": "the picture has more pixels than are taken here",
-    "tiles": "the picture is cut into more tiles than there is room for",
+    "narrow": "one side of the picture is more than 200 times as long as the other",
+    "tiles": "the picture is cut into more tiles, or larger ones, than there is room for",
     "time": "the picture took too long to decode",
     "room": "the server has no room for the pixels",
     "lost": "the picture cannot be decoded within the limits of memory and time",
@@ -49,6 +50,8 @@ class PictureLimits:
     """Longest side in pixels."""
     tiles: int = 1 << 10
     """Tiles of the result, the whole picture's included."""
+    resized: int = 1 << 28
+    """Pixels of all tiles."""
     memory: int = 3 << 29
     """Bytes of address space of the child."""
     wall_seconds: float = 120.0
@@ -60,7 +63,7 @@ class Picture:
     """A decoded, resized and split picture."""
 
     tiles: Codes
-    """[tiles, side, side, 3] in RGB: row by row, then the whole picture's."""
+    """[tiles, height, width, 3] in RGB: row by row, then the whole picture's."""
     rows: int
     """0: the whole picture's tile alone."""
     columns: int
@@ -79,7 +82,7 @@ def picture_format(data: bytes) -> str | None:
 
 def decode_picture(
     data: bytes,
-    tiling: Tiling,
+    rule: Sizing,
     limits: PictureLimits = PictureLimits(),
     param: str = "file",
     on_child: OnChild | None = None,
@@ -98,22 +101,22 @@ def decode_picture(
     format = picture_format(bytes(data[:12]))
     if format is None:
         raise InvalidRequest(PICTURE_REFUSALS["format"], param=param)
-    size = 3 * tiling.tile**2
     order = {
         "format": format,
-        "tiling": tiling,
+        "rule": written(rule),
         "pixels": limits.pixels,
         "side": limits.side,
         "tiles": limits.tiles,
+        "resized": limits.resized,
         "memory": limits.memory,
-        "result": limits.tiles * size,
+        "result": 3 * limits.resized,
     }
     with memory_file("picture") as source, memory_file("tiles") as target:
         source.write(data)
         source.flush()
         os.lseek(source.fileno(), 0, os.SEEK_SET)
         answer = run_child("picture_child", order, source, target, limits.wall_seconds, on_child)
-        if not _believable(answer, limits):
+        if not _believable(answer, limits, rule):
             answer = {"refused": "lost"}
         if "absent" in answer:
             raise absent("reading pictures needs", "pillow", "pictures")
@@ -121,8 +124,8 @@ def decode_picture(
             raise Overloaded(PICTURE_REFUSALS["room"], retry_after=5.0)
         if "refused" in answer:
             raise InvalidRequest(PICTURE_REFUSALS[answer["refused"]], param=param)
-        count = answer["rows"] * answer["columns"] + 1
-        tiles = np.empty((count, tiling.tile, tiling.tile, 3), np.uint8)
+        found = cut(answer["width"], answer["height"], rule)
+        tiles = np.empty((found.tiles, *found.tile[::-1], 3), np.uint8)
         if os.preadv(target.fileno(), [tiles.data.cast("B")], 0) != tiles.nbytes:
             raise InvalidRequest(PICTURE_REFUSALS["lost"], param=param)
     numbers = answer["rows"], answer["columns"], format, answer["width"], answer["height"]
@@ -138,7 +141,7 @@ def levels(scale: float, mean: Sequence[float], deviation: Sequence[float]) -> F
     return normalised
 
 
-def _believable(answer: Any, limits: PictureLimits) -> bool:
+def _believable(answer: Any, limits: PictureLimits, rule: Sizing) -> bool:
     """Check that the answer has one of the three known forms: a compromised child may send
     anything."""
     if not isinstance(answer, dict):
@@ -147,6 +150,12 @@ def _believable(answer: Any, limits: PictureLimits) -> bool:
         numbers = [answer.get(name) for name in ("rows", "columns", "width", "height")]
         if not all(type(one) is int and 0 <= one <= limits.side for one in numbers):
             return False
-        rows, columns = answer["rows"], answer["columns"]
-        return bool(rows) == bool(columns) and rows * columns < limits.tiles
+        rows, columns, *size = numbers
+        try:
+            found = cut(*size, rule) if all(size) else None
+        except TooNarrow:
+            return False
+        if found is None or (found.rows, found.columns) != (rows, columns):
+            return False
+        return found.tiles <= limits.tiles and found.pixels <= limits.resized
     return answer.get("refused") in PICTURE_REFUSALS or isinstance(answer.get("absent"), str)

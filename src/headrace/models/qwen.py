@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from .common import MIXTURE
+from ..base.arch_fields import Fields
+from ..base.errors import ModelFileError
+from .common import MIXTURE, UNBIASED
 from .family import Config, Family, Names, flag, integer
 from .llama import llama, switched_window
+from .ropes import rope_by_axes
 from .windows import layer_numbers, sliding
 
 _DEFAULTS = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
@@ -29,6 +32,20 @@ def dense_layers(config: Config) -> tuple[int, ...]:
     return tuple(at for at in range(config["layers"]) if at in named or (at + 1) % step)
 
 
+def _deep(config: Config) -> int:
+    """Return the number of layers that rows of a Qwen3-VL's encoder are added after."""
+    tower = Fields(config.outer.mapping("vision_config") or {}, "config.json: vision_config")
+    deep = tower.raw("deepstack_visual_indexes")
+    found = _DEEP if deep is None else len(deep) if isinstance(deep, list) else -1
+    if not 0 <= found <= config["layers"]:
+        raise ModelFileError(
+            f"config.json: deepstack_visual_indexes must be at most {config['layers']} layers",
+            param="deepstack_visual_indexes",
+        )
+    return found
+
+
+_DEEP = 3
 SHARED_EXPERT = {
     "moe.shared_intermediate": integer(
         "shared_expert_intermediate_size", "expert_shared_feed_forward_length", 1, 2**20
@@ -45,6 +62,15 @@ _LATER = {
 }
 _BIASED = flag("attention_bias", "", True, tensors="blk.0.attn_q.bias")
 _UNBIASED = flag("", "", False, tensors="blk.0.attn_output.bias")
+_UNDER_PICTURES = Names(hf={"model.language_model.": "model."}, unread=r"(model\.)?visual\..*")
+"""Names of tensors beside an encoder of pictures."""
+_BY_AXES = {"rope": rope_by_axes, "_interleaved": False}
+_SEEING = {
+    "vocab_size": 152_064, "hidden_size": 8192, "intermediate_size": 29_568,
+    "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
+    "max_position_embeddings": 32_768, "max_window_layers": 80, "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+}  # fmt: skip
 _QWEN2 = Family(
     "qwen2",
     llama,
@@ -65,10 +91,38 @@ FAMILIES = (
             "intermediate_size": 22_016, "vocab_size": 151_936,
         },
     ),
+    _QWEN2._replace(
+        name="qwen2_vl",
+        types={"qwen2_vl": ("Qwen2VLForConditionalGeneration",), "qwen2_vl_text": ()},
+        gguf="",
+        defaults=_SEEING,
+        fields={**_QWEN2.fields, **_BY_AXES},
+        names=_UNDER_PICTURES,
+    ),
+    _QWEN2._replace(
+        name="qwen2_5_vl",
+        types={"qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",), "qwen2_5_vl_text": ()},
+        gguf="",
+        defaults=_SEEING,
+        fields={**_QWEN2.fields, **_BY_AXES},
+        names=_UNDER_PICTURES,
+    ),
     Family(
         "qwen3", llama, {"qwen3": ("Qwen3ForCausalLM",)}, "qwen3",
         defaults={**_DEFAULTS, "head_dim": 128},
         fields={**_LATER, "qk_norm": True},
+    ),
+    Family(
+        "qwen3_vl", llama,
+        {"qwen3_vl": ("Qwen3VLForConditionalGeneration",), "qwen3_vl_text": ()},
+        defaults={
+            "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016,
+            "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+            "head_dim": 128, "max_position_embeddings": 128_000, "rope_theta": 5e5,
+        },
+        fields={"qk_norm": True, "rope": rope_by_axes, "_interleaved": True, "deep": _deep},
+        allowed=UNBIASED,
+        names=_UNDER_PICTURES,
     ),
     Family(
         "qwen3_moe", llama, {"qwen3_moe": ("Qwen3MoeForCausalLM",)}, "qwen3moe",

@@ -41,12 +41,14 @@ class Encoding:
     """One item: its readers, and the progress of its computation."""
 
     __slots__ = (
-        "done", "in_flight", "name", "planned", "readers", "rows", "size", "slot", "source",
-        "state", "tries", "units",
+        "columns", "done", "in_flight", "name", "planned", "readers", "rows", "size", "slot",
+        "source", "state", "tries", "units",
     )  # fmt: skip
 
-    def __init__(self, name: EncodingName, rows: int, units: int, size: int) -> None:
-        self.name, self.rows, self.units, self.size = name, rows, units, size
+    def __init__(self, name: EncodingName, span: InputSpan, size: int) -> None:
+        """`span`: one of those that stand for it; `size`: its bytes."""
+        self.name, self.size = name, size
+        self.rows, self.units, self.columns = span.length, span.units, span.columns
         self.state: Literal["reserved", "wanted", "ready", "gone"] = "reserved"
         self.readers: dict[Work, SealedHandle] = {}
         """Handles of the input by the work that came with them."""
@@ -134,7 +136,7 @@ class Encodings:
         for name, (size, span) in items.items():
             found = self._known.get(name)
             if found is None:
-                found = self._known[name] = Encoding(name, span.length, span.units, size)
+                found = self._known[name] = Encoding(name, span, size)
                 self.bytes += size
             else:
                 self._shared += not any(one.request is work.request for one in found.readers)
@@ -244,8 +246,8 @@ class Encodings:
             found.slot = found.slot if found.slot >= 0 else self._take()
             reader = min(found.readers, key=lambda one: one.rank)
             found.source = found.readers[reader]
-            start = EncodingStart(found.slot, found.name, found.source, found.units)
-            plan.encodings.append(start)
+            given = found.slot, found.name, found.source, found.units, found.columns
+            plan.encodings.append(EncodingStart(*given))
         first, left = found.planned, self.shape.slices - found.planned
         count = self.prices.slices_that_fit(found.units, left, plan.tokens, decodes)
         found.planned += count

@@ -67,6 +67,8 @@ class Rows:
         self.held = np.zeros(rows, np.bool_)
         self.encoded: Callable[[StepPlan], EncodedRows | None] = lambda plan: None
         """Finder of the rows of encodings in a step."""
+        self.turns: Callable[[StepPlan], npt.NDArray[np.int64] | None] = lambda plan: None
+        """Finder of `StepBatch.turns`."""
         self.version = 0
         """Number that changes with every admission."""
         self.computed = np.zeros(rows, np.int64)

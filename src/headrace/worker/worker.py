@@ -108,7 +108,7 @@ class Worker:
         if device == "cpu":
             _set_torch_threads(threads)
         begin = time.perf_counter()
-        _, graph, source = opened["text"]
+        graph, source = opened["text"][1:3]
         self.text: Part
         self.text = text = Part(
             graph,
@@ -243,6 +243,7 @@ class Worker:
             if self.encoder is not None:
                 self.encoder.begin_anew()
                 self._rows.encoded = self.encoder.rows_of
+                self._rows.turns = self.encoder.turns_of
             if self._adapters is not None:
                 self._adapters.bind(self._rows)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
