@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,16 +12,12 @@ import torch
 pytest.importorskip("PIL", reason="needs the extra pictures")
 from PIL import Image
 
-from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
 from headrace.base.modelfiles import ModelFiles
-from headrace.base.spec import InputSpan
 from headrace.dist.payloads import read_payload
 from headrace.engine.clients.pictures import PicturePrompts, open_picture_prompts
 from headrace.loader import open_model
-from headrace.loader.pictures import open_pictures
 from headrace.text import load_tokenizer
 from headrace.worker import Worker
-from headrace.worker.turns import turns_of
 from tiny.qwen_chat import KINDS, PLACE, make, processor
 from tiny.seeing_worker import TOKENS, Prompt, answer, drawn, encode, prompt_of, worker_of
 

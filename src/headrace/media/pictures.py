@@ -147,12 +147,13 @@ def _believable(answer: Any, limits: PictureLimits, rule: Sizing) -> bool:
     if not isinstance(answer, dict):
         return False
     if "rows" in answer:
-        numbers = [answer.get(name) for name in ("rows", "columns", "width", "height")]
+        names = "rows", "columns", "width", "height"
+        numbers = [answer.get(name) for name in names]
         if not all(type(one) is int and 0 <= one <= limits.side for one in numbers):
             return False
-        rows, columns, *size = numbers
+        rows, columns, width, height = (int(answer[name]) for name in names)
         try:
-            found = cut(*size, rule) if all(size) else None
+            found = cut(width, height, rule) if width and height else None
         except TooNarrow:
             return False
         if found is None or (found.rows, found.columns) != (rows, columns):

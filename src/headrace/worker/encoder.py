@@ -135,7 +135,9 @@ class Encoder:
         """Return the step of one entry of `units` rows, which attend to each other."""
         positions = np.arange(units)
         arrays = [positions, positions, np.array([0, units], np.int32), _int32(units), _NONE]
-        further = [None, None] if layout is None else [layout.turns, layout.windows]
+        further: list[Array | None] = [None, None]
+        if layout is not None:
+            further = [layout.turns, layout.windows]
         if not self.part.operators.host:
             arrays = [tensor(each) for each in arrays]
             further = [None if each is None else tensor(each) for each in further]

@@ -130,7 +130,8 @@ class PicturePrompts:
 
     def _order_of(self, rows: int, columns: int) -> npt.NDArray[np.int64]:
         order = np.array(self.picture.laid(rows, columns).order)
-        return order[:, 0] * columns + order[:, 1]
+        found: npt.NDArray[np.int64] = order[:, 0] * columns + order[:, 1]
+        return found
 
 
 def open_picture_prompts(files: ModelFiles, tokenizer: Tokenizer) -> PicturePrompts | None:

@@ -398,11 +398,10 @@ class Lowering(Fusion):
             self._emit("attention", emit.attention(*given, *how))
             return
         if spec.bidirectional:
-            given = self._matrix(node.reads[0]), spec.heads, spec.size, spec.scale
-            made = emit.bidirectional(
-                *given, self._make_floats(node.out[0]), windowed=spec.windowed
-            )
-            self._emit("attention", made)
+            sizes, y = (spec.heads, spec.size, spec.scale), self._make_floats(node.out[0])
+            qkv = self._matrix(node.reads[0])
+            op = emit.bidirectional(qkv, *sizes, y, windowed=spec.windowed)
+            self._emit("attention", op)
             return
         (out,) = self._nodes[self._picked.get(index, index)].out
         made = self._outputs(out, grain=spec.size)

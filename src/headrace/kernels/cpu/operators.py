@@ -138,11 +138,12 @@ class CpuOperators:
         batch: StepBatch,
         group: int,
     ) -> Array:
-        kept = kv is not None
-        cache = emit.kv(kv, spec.heads, spec.kv_heads, group) if kept else emit.no_kv(spec)
+        cache = emit.no_kv(spec)
+        if kv is not None:
+            cache = emit.kv(kv, spec.heads, spec.kv_heads, group)
         op = emit.rope(cache, matrix(qkv), spec, norms, rope)
         self._run([op], fill_step(HrStep(), batch))
-        return qkv[:, : spec.queries] if kept else qkv
+        return qkv if kv is None else qkv[:, : spec.queries]
 
     def attend(
         self,

@@ -321,9 +321,10 @@ def rope_and_cache(
     growth, every, first = spec.growth or (0.0, 0, 0)
     cos, sin = (qkv, qkv) if rope is None else (rope.cos, rope.sin)
     turns = axes = batch.positions
-    by_axes = spec.rope is not None and bool(spec.rope.axes) and batch.turns is not None
-    if by_axes:
-        turns, axes = batch.turns, torch.tensor(spec.rope.axes, device=qkv.device)
+    by_axes = False
+    if spec.rope is not None and spec.rope.axes and batch.turns is not None:
+        by_axes, turns = True, batch.turns
+        axes = torch.tensor(spec.rope.axes, device=qkv.device)
     _rope_kernel[(tokens, programs)](
         qkv,
         out,
