@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("PIL", reason="needs the extra pictures")
+from drawn_pictures import DEVIATION, FORMATS, MEAN, drawn, encoded, ours
 from PIL import Image, ImageOps
 from transformers.models.idefics3.image_processing_pil_idefics3 import (
     Idefics3ImageProcessorPil,
@@ -27,12 +28,10 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import (
 from headrace.base.errors import HeadraceError, InvalidRequest, TooLarge
 from headrace.base.tiling import Tiling, cut
 from headrace.media import PICTURE_REFUSALS, PictureLimits, decode_picture, levels
-from headrace.media import picture_child as child
 from headrace.media.confined import run_child
 from headrace.media.pictures import _believable, picture_format
 
 SMALL = Tiling(longest=96, tile=32, split=True)
-MEAN, DEVIATION = (0.5, 0.4, 0.3), (0.5, 0.25, 0.7)
 
 
 def processor(tiling: Tiling) -> Any:
@@ -44,29 +43,6 @@ def processor(tiling: Tiling) -> Any:
         image_std=list(DEVIATION),
         return_row_col_info=True,
     )
-
-
-def drawn(draw: np.random.Generator, width: int, height: int, mode: str) -> Image.Image:
-    """A picture of noise over large areas, so that every filter has something to do."""
-    coarse = draw.integers(0, 256, (-(-height // 7), -(-width // 7), 4)).repeat(7, 0).repeat(7, 1)
-    noise = coarse[:height, :width] + draw.integers(-9, 10, (height, width, 4))
-    picture = Image.fromarray(noise.clip(0, 255).astype(np.uint8), "RGBA")
-    return picture if mode == "RGBA" else picture.convert("RGB").convert(mode)
-
-
-def encoded(picture: Image.Image, format: str, **more: Any) -> bytes:
-    room = io.BytesIO()
-    picture.save(room, format, **more)
-    return room.getvalue()
-
-
-def ours(data: bytes, tiling: Tiling) -> tuple[np.ndarray[Any, Any], int, int]:
-    """What the child does, in this process: (tiles, rows, columns)."""
-    picture = Image.open(io.BytesIO(data))
-    picture = child.upright(picture, Image)
-    found = cut(*picture.size, tiling)
-    tiles = [np.array(tile) for tile in child.tiles_of(picture, found, Image)]
-    return np.stack(tiles), found.rows, found.columns
 
 
 def normalised(tiles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -87,24 +63,6 @@ def check(data: bytes, tiling: Tiling, made: Any) -> None:
     assert wanted["pixel_attention_mask"].all()
 
 
-FORMATS = (
-    ("PNG", "RGB", {}),
-    ("PNG", "RGBA", {}),
-    ("PNG", "P", {}),
-    ("PNG", "P", {"transparency": 3}),
-    ("PNG", "L", {}),
-    ("PNG", "LA", {}),
-    ("PNG", "1", {}),
-    ("JPEG", "RGB", {"quality": 80}),
-    ("JPEG", "L", {}),
-    ("JPEG", "CMYK", {}),
-    ("JPEG", "RGB", {"progressive": True}),
-    ("WEBP", "RGB", {"lossless": True}),
-    ("WEBP", "RGBA", {}),
-    ("BMP", "RGB", {}),
-    ("BMP", "P", {}),
-    ("GIF", "P", {}),
-)
 ODD = ((1, 1), (1, 2), (2, 1), (1, 31), (33, 1), (3_000, 1), (1, 3_000), (32, 32), (96, 96))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +13,16 @@ import torch
 pytest.importorskip("PIL", reason="needs the extra pictures")
 from PIL import Image
 
+from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
 from headrace.base.modelfiles import ModelFiles
+from headrace.base.spec import InputSpan
 from headrace.dist.payloads import read_payload
 from headrace.engine.clients.pictures import PicturePrompts, open_picture_prompts
 from headrace.loader import open_model
+from headrace.loader.pictures import open_pictures
 from headrace.text import load_tokenizer
 from headrace.worker import Worker
+from headrace.worker.turns import turns_of
 from tiny.qwen_chat import KINDS, PLACE, make, processor
 from tiny.seeing_worker import TOKENS, Prompt, answer, drawn, encode, prompt_of, worker_of
 
@@ -150,3 +155,148 @@ def test_the_reference_gives_the_same_rows(model: Seeing) -> None:
     assert tokens == same
     for one, two in zip(told, also, strict=True):
         assert np.abs(np.array(one.top_logprobs) - np.array(two.top_logprobs)).max() < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("qwen2_5_vl", {"window_size": 24, "fullatt_block_indexes": []}),
+        ("qwen2_5_vl", {"depth": 1, "fullatt_block_indexes": [0]}),
+        ("qwen2_5_vl", {"hidden_size": 96, "num_heads": 2, "hidden_act": "gelu"}),
+        ("qwen2_vl", {"embed_dim": 72, "num_heads": 6, "depth": 1}),
+        ("qwen3_vl", {"deepstack_visual_indexes": [3], "num_position_embeddings": 1}),
+        ("qwen3_vl", {"deepstack_visual_indexes": [0, 1, 2], "hidden_size": 144}),
+        ("qwen3_vl", {"deepstack_visual_indexes": []}),
+        ("qwen3_vl", {"dtype": torch.bfloat16}),
+        ("qwen2_5_vl", {"dtype": torch.bfloat16}),
+    ],
+)
+def test_other_configs_give_the_answers_of_transformers(
+    tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    """Windows that do not divide a picture, one layer, no whole layers, heads of 12 and 36 numbers,
+    a table of one position, further rows at every place or nowhere, weights in bf16."""
+    model, pictures = seeing(tmp_path, kind, **changes), drawn(3, SIZES)
+    prompt = prompt_of(model.prompts, pictures)
+    inputs = given(prompt, pictures)
+    rows = np.concatenate(encode(model.worker, prompt, (model.slices,)))
+    wanted = features(model.oracle, inputs)
+    # Frames are added before the product: of bf16 weights that is a sum in fp32.
+    assert np.abs(rows - wanted).max() < 1e-4 * np.abs(wanted).max()
+    if "dtype" in changes:
+        return  # The language model multiplies bf16 in a way of its own.
+    with torch.no_grad():
+        logits = model.oracle(**inputs).logits[0, -1]
+    _, told = answer(model.worker, prompt, len(prompt.ids))
+    expected = torch.log_softmax(logits, -1)[torch.tensor(told[0].top_ids)].numpy()
+    assert np.abs(np.array(told[0].top_logprobs) - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_positions_are_those_of_transformers(model: Seeing, count: int) -> None:
+    pictures = drawn(count, SIZES)
+    prompt = prompt_of(model.prompts, pictures)
+    inputs = given(prompt, pictures)
+    wanted, _ = model.oracle.model.get_rope_index(
+        inputs["input_ids"],
+        mm_token_type_ids=inputs["mm_token_type_ids"],
+        image_grid_thw=inputs["image_grid_thw"],
+    )
+    length = len(prompt.ids)
+    assert np.array_equal(turns_of(prompt.spans, 0, length), wanted[:, 0].numpy())
+    for chunk in (1, 3, 17):
+        parts = [
+            turns_of(prompt.spans, start, min(chunk, length - start))
+            for start in range(0, length, chunk)
+        ]
+        assert np.array_equal(np.concatenate(parts, 1), wanted[:, 0].numpy())
+    after = turns_of(prompt.spans, length, 4)
+    assert after.tolist() == [[int(wanted.max()) + 1 + at for at in range(4)]] * 3
+
+
+def test_spans_without_a_grid_count_as_text() -> None:
+    spans = (InputSpan(2, 5, "sound", b""),)
+    assert turns_of(spans, 1, 9).tolist() == [list(range(1, 10))] * 3
+
+
+def test_keys_in_codes_do_without_turned_biases(tmp_path: Path) -> None:
+    model, pictures = seeing(tmp_path, "qwen2_5_vl", kv_dtype="int8"), drawn(3, SIZES)
+    prompt = prompt_of(model.prompts, pictures)
+    encode(model.worker, prompt, (model.slices,))
+    with torch.no_grad():
+        logits = model.oracle(**given(prompt, pictures)).logits[0, -1]
+    tokens, told = answer(model.worker, prompt, 13)
+    assert (tokens, told) == answer(model.worker, prompt, len(prompt.ids))
+    expected = torch.log_softmax(logits, -1)[torch.tensor(told[0].top_ids)].numpy()
+    assert np.abs(np.array(told[0].top_logprobs) - expected).max() < 0.1
+
+
+def test_the_shape_of_a_grid_is_a_part_of_its_name(model: Seeing) -> None:
+    tall = np.random.default_rng(1).integers(0, 256, (32, 8, 3), np.uint8)
+    cells = tall.reshape(4, 8, 1, 8, 3)
+    wide = np.ascontiguousarray(cells.transpose(2, 1, 0, 3, 4).reshape(8, 32, 3))
+    one, two = (model.prompts.prepare(each) for each in (tall, wide))
+    assert (one.rows, one.columns, two.columns) == (4, 1, 4)
+    if model.prompts.picture.kind != "qwen2_5_vl":
+        assert np.array_equal(one.patches, two.patches)
+    assert one.digest != two.digest
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "change", "error"),
+    [
+        ("qwen2_5_vl", "vision", {"window_size": 7}, UnsupportedModel),
+        ("qwen2_5_vl", "vision", {"fullatt_block_indexes": [2, 1]}, ModelFileError),
+        ("qwen2_5_vl", "vision", {"fullatt_block_indexes": 7}, ModelFileError),
+        ("qwen2_5_vl", "vision", {"out_hidden_size": 97}, ModelFileError),
+        ("qwen2_5_vl", "vision", {"num_heads": 32}, UnsupportedModel),
+        ("qwen2_5_vl", "vision", {"num_heads": 5}, UnsupportedModel),
+        ("qwen2_5_vl", "vision", {"temporal_patch_size": 1}, UnsupportedModel),
+        ("qwen2_5_vl", "vision", {"spatial_merge_size": 3}, HeadraceError),
+        ("qwen2_5_vl", "vision", {"depth": 4}, ModelFileError),
+        ("qwen2_5_vl", "vision", {"hidden_act": "quick_gelu"}, UnsupportedModel),
+        ("qwen2_vl", "vision", {"hidden_act": "gelu"}, UnsupportedModel),
+        ("qwen2_vl", "vision", {"mlp_ratio": 3}, ModelFileError),
+        ("qwen3_vl", "vision", {"num_position_embeddings": 24}, UnsupportedModel),
+        ("qwen3_vl", "vision", {"num_position_embeddings": 36}, ModelFileError),
+        ("qwen3_vl", "vision", {"deepstack_visual_indexes": ["1"]}, ModelFileError),
+        ("qwen3_vl", "vision", {"deepstack_visual_indexes": [0, 1, 2, 3]}, ModelFileError),
+        ("qwen2_5_vl", "preprocessor", {"patch_size": 8}, UnsupportedModel),
+        ("qwen2_5_vl", "preprocessor", {"resample": 2}, UnsupportedModel),
+        ("qwen2_5_vl", "preprocessor", {"size": {"shortest_edge": 1 << 29}}, UnsupportedModel),
+        ("qwen2_5_vl", "preprocessor", {"min_pixels": 0}, HeadraceError),
+        ("qwen2_5_vl", "text", {"mrope_section": [2, 3, 4]}, UnsupportedModel),
+        ("qwen2_5_vl", "text", {"mrope_section": [8]}, UnsupportedModel),
+        ("qwen3_vl", "text", {"mrope_section": "abc"}, UnsupportedModel),
+    ],
+)
+def test_what_is_not_run_is_named(
+    tmp_path: Path, kind: str, file: str, change: dict[str, Any], error: type[Exception]
+) -> None:
+    make(tmp_path, kind)
+    name = "preprocessor_config.json" if file == "preprocessor" else "config.json"
+    said = json.loads((tmp_path / name).read_text())
+    if file == "vision":
+        said["vision_config"] |= change
+    elif file == "text":
+        said["text_config"]["rope_parameters"] |= change
+    else:
+        said |= change
+    (tmp_path / name).write_text(json.dumps(said))
+    with pytest.raises(error):
+        open_pictures(open_model(str(tmp_path)))
+
+
+def test_files_of_the_hub_are_read(tmp_path: Path) -> None:
+    """Their config is flat, their rope is of the type "mrope"."""
+    make(tmp_path, "qwen2_5_vl")
+    said = json.loads((tmp_path / "config.json").read_text())
+    text = said.pop("text_config")
+    rope = text.pop("rope_parameters")
+    flat = {**text, **said, "rope_theta": rope["rope_theta"]}
+    flat["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    newer = open_model(str(tmp_path)).arch
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    assert open_model(str(tmp_path)).arch == newer
+    assert newer.rope.axes == (0, 0, 1, 1, 1, 2, 2, 2)
