@@ -136,12 +136,12 @@ def test_a_write_of_an_encoder_is_read_and_keeps_its_width() -> None:
         verify(Graph((replace(write, out=(narrow,)),), {"hidden": narrow}, (qkv,)))
 
 
-ARCH = ModelArch("llama", 300, 64, 3, 4, 2, 16, 128, 256, 1e-5, deep=3)
+ARCH = ModelArch("llama", 300, 64, 3, 4, 2, 16, 128, 256, 1e-5)
 
 
 def test_further_rows_are_added_after_the_first_layers() -> None:
     graph = describe(ARCH)
-    made = scattered(graph)
+    made = scattered(graph, 3)
     verify(made)
     scatters = [node for node in made.nodes if node.kind == "scatter"]
     assert [tuple(node.spec) for node in scatters] == [  # type: ignore[call-overload]

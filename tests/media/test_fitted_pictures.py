@@ -1,4 +1,4 @@
-"""Pictures that keep their shape: pixels as transformers' Qwen2-VL processor has them."""
+"""Pictures that keep their shape, or take the nearest grid's: pixels as transformers has them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import pytest
 pytest.importorskip("PIL", reason="needs the extra pictures")
 from drawn_pictures import DEVIATION, FORMATS, MEAN, drawn, encoded, ours
 from PIL import Image, ImageOps
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
     Qwen2VLImageProcessorPil,
     smart_resize,
 )
 
 from headrace.base.errors import InvalidRequest
-from headrace.base.tiling import Fitting, TooNarrow, cut
+from headrace.base.tiling import Fitting, Matching, TooNarrow, cut
 from headrace.media import PICTURE_REFUSALS, PictureLimits, decode_picture, levels
 
 SMALL = Fitting(square=8, least=192, most=3_000)
+TILED = ((1, 1), (1, 900), (900, 1), (16, 16), (32, 16), (16, 48), (33, 17), (64, 48))
 ODD = ((1, 1), (1, 2), (2, 1), (1, 200), (200, 1), (33, 1), (8, 8), (64, 46), (600, 3))
 
 
@@ -111,3 +113,29 @@ def test_what_is_refused(size: tuple[int, int], limits: PictureLimits, why: str)
     data = encoded(Image.new("RGB", size), "PNG")
     with pytest.raises(InvalidRequest, match=PICTURE_REFUSALS[why]):
         decode_picture(data, SMALL, limits)
+
+
+def test_tiles_of_the_nearest_shape_are_those_of_transformers() -> None:
+    draw = np.random.default_rng(40)
+    for at in range(200):
+        format, mode, more = FORMATS[at % len(FORMATS)]
+        width, height = TILED[at] if at < len(TILED) else map(int, draw.integers(1, 200, 2))
+        data = encoded(drawn(draw, width, height, mode), format, **more)
+        least = (1, 1, 1, 3)[at % 4]
+        rule = Matching(16, least, (12, 1, 5, 6)[at % 4])
+        tiles, rows, columns = ours(data, rule)
+        processor = GotOcr2ImageProcessorPil(
+            size={"height": 16, "width": 16},
+            crop_to_patches=True,
+            min_patches=rule.least,
+            max_patches=rule.most,
+            image_mean=list(MEAN),
+            image_std=list(DEVIATION),
+        )
+        opened = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+        wanted = processor([opened], return_tensors="np")["pixel_values"]
+        assert len(wanted) == len(tiles) == rows * columns + 1
+        table = levels(1 / 255, MEAN, DEVIATION)
+        assert np.array_equal(
+            np.stack([table[one][tiles[..., one]] for one in range(3)], 1), wanted
+        )

@@ -257,8 +257,6 @@ class ModelArch:
     recurrence: Recurrence | None = None
     uneven: Uneven | None = None
     chunks: Chunks | None = None
-    deep: int = 0
-    """First layers after which rows of other parts are added (DeepStack)."""
     growth: tuple[float, int] | None = None
     """(growth, every): queries at position p are multiplied by 1 + growth · log(1 + ⌊p / every⌋)
     (Ministral 3)."""

@@ -144,9 +144,6 @@ class WeightRef(NamedTuple):
 class EmbedSpec:
     index: Literal["tokens", "positions", "types"] = "tokens"
     scale: float = 1.0
-    deep: int = 0
-    """Number of first layers after which rows of other parts are added to, if `base.scatter` puts
-    such rows in the place of tokens (DeepStack, Meng et al. 2024)."""
 
 
 class NormSpec(NamedTuple):

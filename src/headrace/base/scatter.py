@@ -1,8 +1,9 @@
 """Rows of other parts in a step: the pass that inserts `scatter`.
 
 A family describes its embedding by ids. Steps in which some tokens stand for another part's output
-run the graph that this pass makes; steps of text alone run the graph as it is described. With
-`EmbedSpec.deep`, further columns of the rows are added after each of the first layers.
+run the graph that this pass makes; steps of text alone run the graph as it is described. Rows that
+are wider than the model have more for each of the first layers, added to what the layer leaves
+(DeepStack, Meng et al. 2024).
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from dataclasses import replace
 from .graph import EmbedSpec, Graph, Node, ScatterSpec, Value
 
 
-def scattered(graph: Graph) -> Graph:
-    """Insert `scatter` after the embedding of tokens; all its readers read the result. A graph
-    without one, such as a later stage's, is returned as it is."""
+def scattered(graph: Graph, deep: int = 0) -> Graph:
+    """Insert `scatter` after the embedding of tokens, and after each of the first `deep` layers;
+    all readers read the result. A graph without an embedding, such as a later stage's, is returned
+    as it is."""
     table = next((node for node in graph.nodes if _of_tokens(node)), None)
     if table is None:
         return graph
     (x,) = table.out
-    assert isinstance(table.spec, EmbedSpec)
     graph = _after(graph, x, ScatterSpec())
-    for layer in range(table.spec.deep):
+    for layer in range(deep):
         spec = ScatterSpec((layer + 1) * x.width, adds=True)
         graph = _after(graph, _left_by(graph, layer), spec)
     return graph

@@ -1,7 +1,8 @@
 """Sizes of a picture as the processors of models resize and split it.
 
 The numbers are those of transformers' processors that compute on Pillow alone: a `Tiling` is
-Idefics3's (Laurençon et al. 2024), a `Fitting` Qwen2-VL's (Wang et al. 2024).
+Idefics3's (Laurençon et al. 2024), a `Fitting` Qwen2-VL's (Wang et al. 2024), a `Matching`
+InternVL's.
 """
 
 from __future__ import annotations
@@ -58,9 +59,24 @@ class Fitting(NamedTuple):
         return self._replace(most=max(self.least, min(self.most, SMALL)))
 
 
-Sizing = Tiling | Fitting
+class Matching(NamedTuple):
+    """A picture is resized to the grid of square tiles whose shape is nearest to its own, and split
+    into these, with one more for the whole (InternVL, Chen et al. 2024)."""
+
+    tile: int
+    """Pixels of a side of a tile."""
+    least: int
+    """Fewest tiles of a grid."""
+    most: int
+
+    def small(self) -> Matching:
+        """Return the rule for a picture with little detail: one tile."""
+        return self._replace(least=1, most=1)
+
+
+Sizing = Tiling | Fitting | Matching
 """Rule by which a model's processor sizes pictures."""
-_RULES: dict[str, Any] = {"tiling": Tiling, "fitting": Fitting}
+_RULES: dict[str, Any] = {"tiling": Tiling, "fitting": Fitting, "matching": Matching}
 
 
 def written(rule: Sizing) -> list[Any]:
@@ -85,6 +101,8 @@ class Cut(NamedTuple):
     """0: the picture is one tile. Else the whole one, resized, is the last tile."""
     columns: int
     filter: Literal["lanczos", "bicubic"] = "lanczos"
+    anew: bool = False
+    """Whether the last tile is made of the picture as it came, not as it was resized."""
 
     @property
     def tiles(self) -> int:
@@ -102,6 +120,11 @@ def cut(width: int, height: int, rule: Sizing) -> Cut:
     if isinstance(rule, Fitting):
         size = _fitted(width, height, rule)
         return Cut((size,), size, 0, 0, "bicubic")
+    if isinstance(rule, Matching):
+        columns, rows = _matched(width, height, rule)
+        tile, size = (rule.tile, rule.tile), (columns * rule.tile, rows * rule.tile)
+        several = columns * rows > 1
+        return Cut((size,), tile, *((rows, columns) if several else (0, 0)), "bicubic", anew=True)
     side = rule.tile
     first, tile = _below(*_scaled(width, height, rule.longest)), (side, side)
     if not rule.split:
@@ -132,6 +155,20 @@ def _fitted(width: int, height: int, rule: Fitting) -> tuple[int, int]:
         up = math.sqrt(rule.least / (height * width))
         wide, high = (math.ceil(one * up / side) * side for one in (width, height))
     return wide, high
+
+
+def _matched(width: int, height: int, rule: Matching) -> tuple[int, int]:
+    """Return (columns, rows) of the grid with the nearest ratio. Of equal ones the last that the
+    picture half fills, else the first; those of fewer tiles come first."""
+    ratio, best, nearest = width / height, (1, 1), math.inf
+    numbers = range(1, rule.most + 1)
+    grids = [(c, r) for c in numbers for r in numbers if rule.least <= c * r <= rule.most]
+    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        far = abs(ratio - columns / rows)
+        filled = width * height > 0.5 * rule.tile**2 * columns * rows
+        if far < nearest or (far == nearest and filled):
+            best, nearest = (columns, rows), far
+    return best
 
 
 def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:

@@ -11,8 +11,7 @@ HEAD = "lm_head"
 
 def embedding(to: Description) -> Value:
     """Look up the tokens → [N, D]."""
-    arch = to.arch
-    return to.embed(TABLE, arch.vocab_size, EmbedSpec("tokens", arch.embedding_scale, arch.deep))
+    return to.embed(TABLE, to.arch.vocab_size, EmbedSpec(scale=to.arch.embedding_scale))
 
 
 def head(to: Description, x: Value) -> Value:

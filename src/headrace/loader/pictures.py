@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import prod
+from math import isqrt, prod
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..base.errors import ModelFileError
 from ..base.modelfiles import ModelFiles
 from ..kernels.arrays import floats
-from ..models.picture_arch import PictureArch
+from ..models.picture_arch import ClassToken, PictureArch, squares
 from ..models.pictures import KINDS, describe_pictures, picture_arch
 from .encoder_files import check_shapes, encoder_config
 from .jsonfile import read_json
@@ -29,6 +29,12 @@ def open_pictures(files: ModelFiles) -> PictureArch | None:
         return None
     picture = picture_arch(config, _processing(files), files.arch.hidden)
     shapes = _shapes(picture).items()
+    further = len(describe_pictures(picture).outputs) - 1
+    if further > files.arch.layers:
+        raise ModelFileError(
+            f"config.json: vision_config has rows for {further} layers of a language model with "
+            f"{files.arch.layers}"
+        )
     check_shapes(
         _tensors(files, picture), ((name, picture.stored(name, shape)) for name, shape in shapes)
     )
@@ -37,9 +43,16 @@ def open_pictures(files: ModelFiles) -> PictureArch | None:
 
 def picture_weights(files: ModelFiles, picture: PictureArch) -> Iterator[tuple[str, Named]]:
     """Yield (name, weight) of every tensor of the encoder's graph."""
-    there = _tensors(files, picture)
+    there, token = _tensors(files, picture), picture.token
     for name in describe_pictures(picture).tensors():
+        if token is not None and name == token.table:
+            yield name, _with_class(there, picture, token)
+            continue
         stored, picked = there[name], picture.picked(name)
+        if by := picture.scaled(name):
+            factors = floats(there[by].read())
+            yield name, (floats(stored.read()).T * factors).T.copy()
+            continue
         if picked is not None:
             yield name, np.ascontiguousarray(stored.read()[picked])
         elif len(stored.shape) == 5:
@@ -57,8 +70,27 @@ def read_tensor(files: ModelFiles, picture: PictureArch, name: str) -> npt.NDArr
     return floats(_tensors(files, picture)[name].read())
 
 
+def _with_class(
+    there: Mapping[str, StoredTensor], picture: PictureArch, token: ClassToken
+) -> npt.NDArray[np.float32]:
+    """Return the positions of all patches, in the order of squares, and then what turns the product
+    of an empty patch into the class token."""
+    names = token.positions, token.token, f"{token.patches}.weight", f"{token.patches}.bias"
+    positions, own, kernels, bias = (floats(there[name].read()) for name in names)
+    means, deviations = (np.array(one, np.float32) for one in (picture.mean, picture.deviation))
+    black = ((0 - means) / deviations).astype(np.float64)
+    empty = kernels.sum((2, 3), dtype=np.float64) @ black + bias
+    side = isqrt(positions.shape[1] - 1)
+    order = np.array(squares(side, side, picture.factor))
+    patches = positions[0, 1:][order[:, 0] * side + order[:, 1]]
+    last = (positions[0, :1] + own[0]) - empty
+    return np.concatenate([patches, last]).astype(np.float32)
+
+
 def _shapes(picture: PictureArch) -> dict[str, tuple[int, ...]]:
-    return describe_pictures(picture).tensors() | picture.beside
+    made = set() if picture.token is None else {picture.token.table}
+    named = describe_pictures(picture).tensors()
+    return {name: shape for name, shape in named.items() if name not in made} | picture.beside
 
 
 def _processing(files: ModelFiles) -> Mapping[str, Any]:

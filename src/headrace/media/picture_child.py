@@ -139,6 +139,7 @@ def upright(picture: Any, pillow: Any) -> Any:
 def tiles_of(picture: Any, found: Cut, pillow: Any) -> Iterator[Any]:
     """Yield the tiles of a picture in RGB, row by row, then the whole one."""
     resample, (wide, high) = pillow.Resampling[found.filter.upper()], found.tile
+    came = picture
     for size in found.sizes:
         picture = picture.resize(size, resample=resample)
     if not found.rows:
@@ -148,7 +149,7 @@ def tiles_of(picture: Any, found: Cut, pillow: Any) -> Iterator[Any]:
         for column in range(found.columns):
             left, above = column * wide, row * high
             yield picture.crop((left, above, left + wide, above + high))
-    yield picture.resize(found.tile, resample=resample)
+    yield (came if found.anew else picture).resize(found.tile, resample=resample)
 
 
 def _say(answer: dict[str, Any]) -> None:

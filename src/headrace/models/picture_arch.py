@@ -18,6 +18,23 @@ MOST_PATCHES = 1 << 14
 ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+"""Mean and deviation of the pixels of many families (Radford et al. 2021)."""
+
+
+class ClassToken(NamedTuple):
+    """Names of tensors from which the table of positions of patches and a class token is made."""
+
+    table: str
+    """Of the graph: the patches' rows, then one for the class token."""
+    positions: str
+    """[1, 1 + patches, D], the class token's first."""
+    token: str
+    """[1, 1, D]."""
+    patches: str
+    """The product of patches, without `.weight`: the class token's own row of it is taken off."""
+
+
 class Laid(NamedTuple):
     """The patches of a grid in the order of the encoder's input."""
 
@@ -92,6 +109,20 @@ class PictureArch:
         """Whether tiles differ in shape, so that an encoding has one."""
         return False
 
+    @property
+    def extra(self) -> int:
+        """Rows of the encoder's input after the patches: class tokens."""
+        return 0
+
+    @property
+    def token(self) -> ClassToken | None:
+        """The table that has the numbers of a class token, if there is one."""
+        return None
+
+    def tiles_of(self, rows: int, columns: int) -> int:
+        """Return the tiles of a picture cut into rows × columns."""
+        return rows * columns + 1
+
     def rows_of(self, units: int) -> int:
         """Return the rows of the language model for a tile of so many patches."""
         return units // self.factor**2
@@ -118,6 +149,11 @@ class PictureArch:
     def stored(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape in the files of a tensor that the graph has with `shape`."""
         return shape
+
+    def scaled(self, name: str) -> str:
+        """Return the name of the vector by which the rows of a stored tensor are multiplied; ""
+        without one."""
+        return ""
 
     def picked(self, name: str) -> list[int] | None:
         """Return the rows of a stored tensor that the graph's has, in order; None: all of them."""

@@ -8,10 +8,11 @@ from typing import Any
 from ..base.graph import Graph
 from ..base.verify import verify
 from .idefics3 import Idefics3Pictures
+from .internvl import InternVlPictures
 from .picture_arch import PictureArch
 from .qwen_vl import QwenPictures
 
-FAMILIES: tuple[type[PictureArch], ...] = (Idefics3Pictures, QwenPictures)
+FAMILIES: tuple[type[PictureArch], ...] = (Idefics3Pictures, InternVlPictures, QwenPictures)
 """Families: a line for each."""
 KINDS: Mapping[str, type[PictureArch]] = {
     kind: family for family in FAMILIES for kind in family.KINDS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ..base.arch_fields import Fields
-from ..base.errors import ModelFileError
 from .common import MIXTURE, UNBIASED
 from .family import Config, Family, Names, flag, integer
 from .llama import llama, switched_window
@@ -32,20 +30,6 @@ def dense_layers(config: Config) -> tuple[int, ...]:
     return tuple(at for at in range(config["layers"]) if at in named or (at + 1) % step)
 
 
-def _deep(config: Config) -> int:
-    """Return the number of layers that rows of a Qwen3-VL's encoder are added after."""
-    tower = Fields(config.outer.mapping("vision_config") or {}, "config.json: vision_config")
-    deep = tower.raw("deepstack_visual_indexes")
-    found = _DEEP if deep is None else len(deep) if isinstance(deep, list) else -1
-    if not 0 <= found <= config["layers"]:
-        raise ModelFileError(
-            f"config.json: deepstack_visual_indexes must be at most {config['layers']} layers",
-            param="deepstack_visual_indexes",
-        )
-    return found
-
-
-_DEEP = 3
 SHARED_EXPERT = {
     "moe.shared_intermediate": integer(
         "shared_expert_intermediate_size", "expert_shared_feed_forward_length", 1, 2**20
@@ -62,7 +46,7 @@ _LATER = {
 }
 _BIASED = flag("attention_bias", "", True, tensors="blk.0.attn_q.bias")
 _UNBIASED = flag("", "", False, tensors="blk.0.attn_output.bias")
-_UNDER_PICTURES = Names(hf={"model.language_model.": "model."}, unread=r"(model\.)?visual\..*")
+_UNDER_PICTURES = Names(unread=r"(model\.)?visual\..*")
 """Names of tensors beside an encoder of pictures."""
 _BY_AXES = {"rope": rope_by_axes, "_interleaved": False}
 _SEEING = {
@@ -79,12 +63,15 @@ _QWEN2 = Family(
     defaults=_DEFAULTS,
     fields={**_LATER, "qkv_bias": _BIASED, "output_bias": _UNBIASED},
     allowed={"attention_bias": (True,)},
-    names=Names(unread=r"(audio_tower|multi_modal_projector)\..*"),
+    names=Names(unread=r"(audio_tower|vision_tower|multi_modal_projector)\..*"),
 )
 FAMILIES = (
     _QWEN2,
     _QWEN2._replace(
-        types={"qwen2_audio": ("Qwen2AudioForConditionalGeneration",)},
+        types={
+            "qwen2_audio": ("Qwen2AudioForConditionalGeneration",),
+            "internvl": ("InternVLForConditionalGeneration",),
+        },
         gguf="",
         defaults={
             **_DEFAULTS, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -120,7 +107,7 @@ FAMILIES = (
             "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
             "head_dim": 128, "max_position_embeddings": 128_000, "rope_theta": 5e5,
         },
-        fields={"qk_norm": True, "rope": rope_by_axes, "_interleaved": True, "deep": _deep},
+        fields={"qk_norm": True, "rope": rope_by_axes, "_interleaved": True},
         allowed=UNBIASED,
         names=_UNDER_PICTURES,
     ),

@@ -24,6 +24,7 @@ from ..layers.encoder import bidirectional, two_products
 from .picture_arch import (
     ACTIVATIONS,
     CHANNELS,
+    CLIP,
     MOST_PATCHES,
     Laid,
     PictureArch,
@@ -40,8 +41,6 @@ FRAMES = 2
 QUICK = 1.702
 """x · sigmoid(1.702 x) is the activation of Qwen2-VL (Hendrycks and Gimpel 2016)."""
 _BICUBIC = 3
-_MEAN = 0.48145466, 0.4578275, 0.40821073
-_DEVIATION = 0.26862954, 0.26130258, 0.27577711
 _EPS = 1e-6
 """Epsilon of all norms of these encoders, which no config states."""
 _GATED: Mapping[str, Any] = {"silu": "silu", **ACTIVATIONS}
@@ -102,7 +101,7 @@ class QwenPictures(PictureArch):
             place=place,
             sizing=sizing,
             **own,
-            **pixel_numbers(read, _BICUBIC, _MEAN, _DEVIATION),
+            **pixel_numbers(read, _BICUBIC, *CLIP),
         )
 
     @property

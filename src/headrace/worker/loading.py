@@ -37,7 +37,7 @@ class OpenPart(NamedTuple):
     graph: Graph
     source: WeightSource
     tower: Tower | None = None
-    """Of an encoder."""
+    """Sizes and layouts of an encoder; None for another part."""
 
 
 def choose_operators(

@@ -114,6 +114,8 @@ class PicturePrompts:
         digest = blake2b(self._name, digest_size=32)
         digest.update(f"{rows} {columns} ".encode())
         digest.update(patches.tobytes())
+        if picture.extra:
+            patches = np.pad(patches, ((0, picture.extra), (0, 0)))
         grid = columns // picture.factor if picture.gridded else 0
         return PreparedTile(patches, digest.digest(), picture.rows_of(len(patches)), grid)
 

@@ -39,8 +39,8 @@ class Variant(NamedTuple):
     adapted: bool = False
     """Whether the adapters of `StepBatch.adapters` add to each product named in
     `CallByCall.additions`."""
-    scattered: bool = False
-    """Whether some rows are those of other parts."""
+    scattered: int = 0
+    """`Model.scattered_of`."""
 
 
 PLAIN = Variant()
@@ -147,7 +147,8 @@ class CpuProgram:
         """Return the program for this step's outputs, or None if it cannot be recorded."""
         some = self._selects and len(batch.sample_rows) != len(batch.tokens)
         every = want.hidden == "every" and some
-        variant = Variant(every, batch.adapters is not None, batch.encoded is not None)
+        scattered = self._plain.model.scattered_of(batch)
+        variant = Variant(every, batch.adapters is not None, scattered)
         if variant == self._variant:
             return self
         if variant not in self._others:

@@ -110,8 +110,6 @@ def _rope_kernel(
     cos,
     sin,
     positions,
-    turns,
-    axes,
     slots,
     heads,
     kv_heads,
@@ -131,7 +129,6 @@ def _rope_kernel(
     HALF_PADDED: tl.constexpr,
     TURNED: tl.constexpr,
     PAIRS: tl.constexpr,
-    AXES: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     NORM: tl.constexpr,
@@ -145,8 +142,7 @@ def _rope_kernel(
     """Norm, rotate and store a token's heads. READ, WRITTEN: counts of key and value arrays that
     follow the queries, and that are kept. TO_ONE: values are scaled to a root mean square of one;
     BEHIND: q and k are, after the rotation. EVERY: positions by which queries grow. TURNED: rotated
-    pairs of a head; PAIRS: they are neighbours; AXES: each turns by the position in `turns` on its
-    axis. NORM: over each head, or over all if WHOLE."""
+    pairs of a head; PAIRS: they are neighbours. NORM: over each head, or over all if WHOLE."""
     token = tl.program_id(0).to(tl.int64)
     # Programs of queries come first, then those of keys and of values.
     queries = tl.cdiv(heads, HEADS)
@@ -218,11 +214,7 @@ def _rope_kernel(
         if BIASES > 0 and not is_query:
             low, high = leave_out(low, high, biases, head, columns, real, BIASES)
         if TURNED > 0:
-            place = tl.load(positions + token)
-            if AXES:
-                axis = tl.load(axes + columns, mask=columns < TURNED, other=0)
-                place = tl.load(turns + axis * tl.num_programs(0) + token)
-            angle = place * TURNED + columns
+            angle = tl.load(positions + token) * TURNED + columns
             c = tl.load(cos + angle, mask=columns < TURNED, other=1.0)[None, :]
             s = tl.load(sin + angle, mask=columns < TURNED, other=0.0)[None, :]
             turned = low * c - high * s
@@ -320,11 +312,13 @@ def rope_and_cache(
     programs = triton.cdiv(heads, together) + written * triton.cdiv(kv_heads, together)
     growth, every, first = spec.growth or (0.0, 0, 0)
     cos, sin = (qkv, qkv) if rope is None else (rope.cos, rope.sin)
-    turns = axes = batch.positions
-    by_axes = False
+    positions = batch.positions
     if spec.rope is not None and spec.rope.axes and batch.turns is not None:
-        by_axes, turns = True, batch.turns
+        assert spec.growth is None, "queries grow with their position"
         axes = torch.tensor(spec.rope.axes, device=qkv.device)
+        pairs = torch.arange(len(axes), device=qkv.device)
+        cos, sin = (table[batch.turns[axes].T, pairs] for table in (cos, sin))
+        positions = torch.arange(tokens, device=qkv.device)
     _rope_kernel[(tokens, programs)](
         qkv,
         out,
@@ -337,9 +331,7 @@ def rope_and_cache(
         k_norm,
         cos,
         sin,
-        batch.positions,
-        turns,
-        axes,
+        positions,
         batch.groups[group].slots,
         heads,
         kv_heads,
@@ -359,7 +351,6 @@ def rope_and_cache(
         HALF_PADDED=triton.next_power_of_2(width // 2),
         TURNED=0 if rope is None else rope.cos.shape[1],
         PAIRS=spec.rope is not None and spec.rope.interleaved,
-        AXES=by_axes,
         HEADS=together,
         BLOCK=kv.block_size,
         NORM=bool(norms),
