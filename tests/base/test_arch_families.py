@@ -139,7 +139,7 @@ def test_every_key_of_others_is_flipped() -> None:
 
 WRAPPERS = {
     "gemma3", "gemma4", "idefics3", "llama4", "mistral3", "qwen2_audio", "qwen3_5", "qwen3_5_moe",
-    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm",
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "internvl",
 }  # fmt: skip
 """Configs around a text model's, which is a family of its own."""
 

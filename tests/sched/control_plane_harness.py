@@ -290,7 +290,7 @@ class FakeWorker:
         for slot in plan.dropped:
             del self.encodings[slot]
         assert not any(one.left for one in self.encodings.values()), "computed twice"
-        for slot, name, source, units in plan.encodings:
+        for slot, name, source, units, _ in plan.encodings:
             assert self.encoder is not None
             for at, one in self.encodings.items():
                 # Its readers left while it was in flight: the next plan gives its slot back.

@@ -16,6 +16,8 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -56,10 +58,12 @@ _VISION: dict[str, dict[str, Any]] = {
         "deepstack_visual_indexes": [0, 2],
     },
 }
+_VISION["qwen3_vl_moe"] = _VISION["qwen3_vl"]
 _CLASSES: dict[str, Any] = {
     "qwen2_vl": (Qwen2VLConfig, Qwen2VLForConditionalGeneration),
     "qwen2_5_vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration),
     "qwen3_vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration),
+    "qwen3_vl_moe": (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration),
 }
 KINDS = tuple(_CLASSES)
 
@@ -81,8 +85,10 @@ def make(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **changes:
             "rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3],
         },
     }  # fmt: skip
-    if kind == "qwen3_vl":
+    if kind.startswith("qwen3_vl"):
         text |= {"head_dim": 16}
+    if kind == "qwen3_vl_moe":
+        text |= {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
     configured, model = _CLASSES[kind]
     vision = {"num_heads": 4, "patch_size": PATCH} | _VISION[kind] | changes
     config = configured(

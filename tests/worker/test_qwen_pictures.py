@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 pytest.importorskip("PIL", reason="needs the extra pictures")
@@ -27,7 +28,7 @@ from tiny.qwen_chat import KINDS, PLACE, make, processor
 from tiny.seeing_worker import TOKENS, Prompt, answer, drawn, encode, prompt_of, worker_of
 
 SIZES = ((70, 40), (1, 1), (33, 96), (64, 64), (4, 200), (31, 32), (90, 89), (1, 200), (96, 12))
-LAYERS = {"qwen2_vl": 2, "qwen2_5_vl": 3, "qwen3_vl": 4}
+LAYERS = {"qwen2_vl": 2, "qwen2_5_vl": 3, "qwen3_vl": 4, "qwen3_vl_moe": 4}
 
 
 class Seeing(NamedTuple):
@@ -300,3 +301,22 @@ def test_files_of_the_hub_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(flat))
     assert open_model(str(tmp_path)).arch == newer
     assert newer.rope.axes == (0, 0, 1, 1, 1, 2, 2, 2)
+
+
+def test_experts_are_read_in_both_layouts(tmp_path: Path) -> None:
+    """The hub has stacks [experts, in, out]; transformers writes [experts, out, in]."""
+    model = seeing(tmp_path, "qwen3_vl_moe")
+    prompt = prompt_of(model.prompts, drawn(1, SIZES))
+    encode(model.worker, prompt, (model.slices,))
+    wanted = answer(model.worker, prompt, 64)
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    turned = {
+        name: one.transpose(1, 2).contiguous() if ".experts." in name else one
+        for name, one in tensors.items()
+    }
+    assert any(one.shape != turned[name].shape for name, one in tensors.items())
+    safetensors.torch.save_file(turned, path, {"format": "pt"})
+    other = worker_of(open_model(str(tmp_path)))
+    encode(other, prompt, (model.slices,))
+    assert answer(other, prompt, 64) == wanted

@@ -26,7 +26,7 @@ class ClassToken(NamedTuple):
     """Names of tensors from which the table of positions of patches and a class token is made."""
 
     table: str
-    """Of the graph: the patches' rows, then one for the class token."""
+    """Table of the graph: the patches' rows, then one for the class token."""
     positions: str
     """[1, 1 + patches, D], the class token's first."""
     token: str

@@ -124,6 +124,23 @@ FAMILIES = (
         own=SPARSE,
     ),
     Family(
+        "qwen3_vl_moe", llama,
+        {"qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",), "qwen3_vl_moe_text": ()},
+        defaults={
+            "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 5632,
+            "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16,
+            "max_position_embeddings": 128_000, "rope_theta": 5e5, "num_experts": 60,
+            "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+        },
+        fields={
+            **MIXTURE, "moe.normalise": True, "moe.dense_at": dense_layers, "qk_norm": True,
+            "rope": rope_by_axes, "_interleaved": True,
+        },
+        allowed=UNBIASED,
+        own=SPARSE,
+        names=_UNDER_PICTURES._replace(transposed="perhaps"),
+    ),
+    Family(
         "qwen2_moe", llama, {"qwen2_moe": ("Qwen2MoeForCausalLM",)}, "qwen2moe",
         defaults={
             **_DEFAULTS, "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,

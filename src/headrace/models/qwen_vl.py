@@ -59,7 +59,7 @@ class QwenPictures(PictureArch):
     deep: tuple[int, ...] = ()
     """Layers after which further rows are made."""
 
-    KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+    KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
     PREFIXES = (f"{TOWER}.",)
     RENAMED = {f"model.{TOWER}.": f"{TOWER}."}  # noqa: RUF012
 
@@ -286,6 +286,7 @@ _OWN = {
     "qwen2_vl": _plain,
     "qwen2_5_vl": _windowed,
     "qwen3_vl": _deep,
+    "qwen3_vl_moe": _deep,
 }
 
 
