@@ -19,6 +19,7 @@ from headrace.base.modelfiles import ModelFiles
 from headrace.base.spec import InputSpan
 from headrace.dist.payloads import read_payload
 from headrace.engine.clients.pictures import PicturePrompts, open_picture_prompts
+from headrace.kernels.cpu.pieces import LoweredPieces
 from headrace.loader import open_model
 from headrace.loader.pictures import open_pictures
 from headrace.text import load_tokenizer
@@ -320,3 +321,8 @@ def test_experts_are_read_in_both_layouts(tmp_path: Path) -> None:
     other = worker_of(open_model(str(tmp_path)))
     encode(other, prompt, (model.slices,))
     assert answer(other, prompt, 64) == wanted
+
+
+def test_the_encoder_runs_as_records(model: Seeing) -> None:
+    assert model.worker.encoder is not None
+    assert isinstance(model.worker.encoder._run, LoweredPieces)

@@ -317,7 +317,8 @@ def rope_and_cache(
         assert spec.growth is None, "queries grow with their position"
         axes = torch.tensor(spec.rope.axes, device=qkv.device)
         pairs = torch.arange(len(axes), device=qkv.device)
-        cos, sin = (table[batch.turns[axes].T, pairs] for table in (cos, sin))
+        places = batch.turns[axes].T
+        cos, sin = (table[places, pairs].contiguous() for table in (cos, sin))
         positions = torch.arange(tokens, device=qkv.device)
     _rope_kernel[(tokens, programs)](
         qkv,
