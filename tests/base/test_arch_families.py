@@ -126,7 +126,10 @@ def small(kind: str) -> dict[str, Any]:
         if kind == "gemma4_text":
             config["vocab_size_per_layer_input"] = SMALL["vocab_size"]
         config["model_type"] = kind
-    (config.get("rope_parameters") or {}).pop("partial_rotary_factor", None)
+    rope = config.get("rope_parameters") or {}
+    rope.pop("partial_rotary_factor", None)
+    if "_vl_" in kind:
+        rope["mrope_section"] = [sum(divmod(config.get("head_dim", 16), 2)) - 4, 2, 2]
     return config
 
 
@@ -136,7 +139,7 @@ def test_every_key_of_others_is_flipped() -> None:
 
 WRAPPERS = {
     "gemma3", "gemma4", "idefics3", "llama4", "mistral3", "qwen2_audio", "qwen3_5", "qwen3_5_moe",
-    "smolvlm",
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "internvl",
 }  # fmt: skip
 """Configs around a text model's, which is a family of its own."""
 

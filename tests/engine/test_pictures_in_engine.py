@@ -32,8 +32,8 @@ def asked(prompts: PicturePrompts, seed: int) -> tuple[list[int], list[InputSpan
     tiles = draw.integers(0, 256, (count, TILE, TILE, 3), dtype=np.uint8)
     made = [prompts.prepare(tile) for tile in tiles]
     held = prompts.payloads.hold("", np.concatenate([one.patches for one in made]), prompts.levels)
-    tokens, spans, at = prompts.ids(ROWS, COLUMNS), [], 0
-    rows, units = prompts.picture.rows, prompts.picture.side**2
+    rows, units = made[0].rows, len(made[0].patches)
+    tokens, spans, at = prompts.ids(ROWS, COLUMNS, rows), [], 0
     for number, one in enumerate(made):
         at = tokens.index(PLACE, at)
         source = held.part(number * units, units)

@@ -11,7 +11,7 @@ import torch
 
 from headrace.base.arch import ModelArch
 from headrace.base.errors import EngineFault
-from headrace.base.graph import TOKENS, Graph, Node, Rows, Value, WindowSpec
+from headrace.base.graph import TOKENS, Graph, Node, Rows, ScatterSpec, Value, WindowSpec
 from headrace.base.scatter import scattered
 from headrace.base.verify import verify
 from headrace.kernels.cpu.library import LibraryAbsent
@@ -111,8 +111,8 @@ HALF, MORE = Rows("N", over=2), Rows("N", more=1)
             Node("window", (Value(TOKENS, 4),), (Value(MORE, 8),), (), WindowSpec(2, 1, 2)),
             "before the first",
         ),
-        (Node("scatter", (Value(TOKENS, 4),), (Value(TOKENS, 5),)), "columns"),
-        (Node("scatter", (Value(HALF, 4),), (Value(HALF, 4),)), "all tokens"),
+        (Node("scatter", (Value(TOKENS, 4),), (Value(TOKENS, 5),), (), ScatterSpec()), "columns"),
+        (Node("scatter", (Value(HALF, 4),), (Value(HALF, 4),), (), ScatterSpec()), "all tokens"),
     ],
 )
 def test_a_wrong_node_is_refused_by_name(node: Node, rule: str) -> None:

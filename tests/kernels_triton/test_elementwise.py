@@ -172,6 +172,8 @@ SHAPES = {
     "normed values": ({"rope": Rope(1e4), "values": "normed", "eps": 1e-6}, 24),
     "values of keys": ({"rope": Rope(1e4, interleaved=True), "values": "keys", "eps": 1e-6}, 24),
     "K and V elsewhere": ({"rope": Rope(1e4), "values": "elsewhere", "eps": 1e-6}, 24),
+    "by axes": ({"rope": Rope(1e4, axes=(0, 1, 2) * 8)}, 24),
+    "in pairs by axes": ({"rope": Rope(1e4, interleaved=True, axes=(0,) * 9 + (1, 2) * 3)}, 15),
     "norms behind": ({"rope": Rope(1e4, interleaved=True), "behind": True, "eps": 0.1}, 24),
     "growing": ({"behind": True, "growth": (0.7, 5, 1), "eps": 1e-6}, 0),
     "growing later": ({"growth": (0.7, 5, 0)}, 0),
@@ -187,6 +189,8 @@ def test_heads_that_are_rotated_otherwise(name: str, kind: str) -> None:
     width, block, latent = 48, 16, "latent" in fields
     heads, kv_heads = 11, 1 if latent else 3
     batch = make_batch([(5, 3), (40, 1), (0, 17)], block, None)
+    if "axes" in name:
+        batch.turns = torch.randint(0, 64, (3, len(batch.tokens)))
     dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
     blocks = int(batch.groups[0].tables.max()) + 1
     cache = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(kind, dtype)

@@ -20,7 +20,8 @@ from headrace.media import picture_child
 from headrace.media.pictures import PICTURE_REFUSALS, picture_format
 
 ORDER = {
-    "tiling": [96, 32, True],
+    "rule": ["tiling", 96, 32, True],
+    "resized": 1 << 28,
     "pixels": 4_000_000,
     "side": 1 << 14,
     "tiles": 32,

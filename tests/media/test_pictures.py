@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import zlib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("PIL", reason="needs the extra pictures")
+from drawn_pictures import DEVIATION, FORMATS, MEAN, drawn, encoded, ours
 from PIL import Image, ImageOps
 from transformers.models.idefics3.image_processing_pil_idefics3 import (
     Idefics3ImageProcessorPil,
@@ -26,20 +26,12 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import (
 )
 
 from headrace.base.errors import HeadraceError, InvalidRequest, TooLarge
-from headrace.base.tiling import Tiling, cut
-from headrace.media import (
-    PICTURE_REFUSALS,
-    PictureLimits,
-    decode_picture,
-    decode_uncut,
-    levels,
-)
-from headrace.media import picture_child as child
+from headrace.base.tiling import Reducing, Tiling, cut
+from headrace.media import PICTURE_REFUSALS, PictureLimits, decode_picture, levels
 from headrace.media.confined import run_child
-from headrace.media.pictures import _believable, _of_one, _of_tiles, picture_format
+from headrace.media.pictures import _believable, picture_format
 
 SMALL = Tiling(longest=96, tile=32, split=True)
-MEAN, DEVIATION = (0.5, 0.4, 0.3), (0.5, 0.25, 0.7)
 
 
 def processor(tiling: Tiling) -> Any:
@@ -51,29 +43,6 @@ def processor(tiling: Tiling) -> Any:
         image_std=list(DEVIATION),
         return_row_col_info=True,
     )
-
-
-def drawn(draw: np.random.Generator, width: int, height: int, mode: str) -> Image.Image:
-    """A picture of noise over large areas, so that every filter has something to do."""
-    coarse = draw.integers(0, 256, (-(-height // 7), -(-width // 7), 4)).repeat(7, 0).repeat(7, 1)
-    noise = coarse[:height, :width] + draw.integers(-9, 10, (height, width, 4))
-    picture = Image.fromarray(noise.clip(0, 255).astype(np.uint8), "RGBA")
-    return picture if mode == "RGBA" else picture.convert("RGB").convert(mode)
-
-
-def encoded(picture: Image.Image, format: str, **more: Any) -> bytes:
-    room = io.BytesIO()
-    picture.save(room, format, **more)
-    return room.getvalue()
-
-
-def ours(data: bytes, tiling: Tiling) -> tuple[np.ndarray[Any, Any], int, int]:
-    """What the child does, in this process: (tiles, rows, columns)."""
-    picture = Image.open(io.BytesIO(data))
-    picture = child.upright(picture, Image)
-    found = cut(*picture.size, tiling)
-    tiles = [np.array(tile) for tile in child.tiles_of(picture, found, tiling, Image)]
-    return np.stack(tiles), found.rows, found.columns
 
 
 def normalised(tiles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -94,24 +63,6 @@ def check(data: bytes, tiling: Tiling, made: Any) -> None:
     assert wanted["pixel_attention_mask"].all()
 
 
-FORMATS = (
-    ("PNG", "RGB", {}),
-    ("PNG", "RGBA", {}),
-    ("PNG", "P", {}),
-    ("PNG", "P", {"transparency": 3}),
-    ("PNG", "L", {}),
-    ("PNG", "LA", {}),
-    ("PNG", "1", {}),
-    ("JPEG", "RGB", {"quality": 80}),
-    ("JPEG", "L", {}),
-    ("JPEG", "CMYK", {}),
-    ("JPEG", "RGB", {"progressive": True}),
-    ("WEBP", "RGB", {"lossless": True}),
-    ("WEBP", "RGBA", {}),
-    ("BMP", "RGB", {}),
-    ("BMP", "P", {}),
-    ("GIF", "P", {}),
-)
 ODD = ((1, 1), (1, 2), (2, 1), (1, 31), (33, 1), (3_000, 1), (1, 3_000), (32, 32), (96, 96))
 
 
@@ -152,7 +103,7 @@ def test_sizes_above_four_thousand_are_those_of_transformers() -> None:
         width, height, longest = map(int, draw.integers(1, 9_000, 3))
         shape = np.broadcast_to(np.uint8(0), (3, height, width))
         wanted = get_resize_output_image_size(shape, longest)
-        assert cut(width, height, Tiling(longest, 512, True)).first == wanted[::-1]
+        assert cut(width, height, Tiling(longest, 512, True)).sizes[0] == wanted[::-1]
 
 
 @pytest.mark.parametrize(("format", "mode", "more"), FORMATS)
@@ -285,6 +236,30 @@ def test_limits() -> None:
     assert decode_picture(data, SMALL, PictureLimits(pixels=60_000, tiles=7)).rows == 2
 
 
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_a_whole_picture_has_the_pixels_of_the_file(format: str) -> None:
+    picture = drawn(np.random.default_rng(5), 61, 40, "RGB")
+    data = encoded(picture, format)
+    made = decode_picture(data, Reducing(64))
+    opened = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert (made.width, made.height, made.format, made.rows) == (61, 40, format.lower(), 0)
+    assert np.array_equal(made.tiles, opened[None])
+
+
+def test_a_whole_picture_is_reduced_and_turned() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture = drawn(np.random.default_rng(6), 300, 100, "RGB")
+    made = decode_picture(encoded(picture, "PNG", exif=exif), Reducing(150))
+    assert (made.width, made.height) == (100, 300)
+    wanted = picture.transpose(Image.Transpose.ROTATE_270).resize(
+        (50, 150), Image.Resampling.BILINEAR
+    )
+    assert np.array_equal(made.tiles, np.asarray(wanted)[None])
+    with pytest.raises(InvalidRequest, match="more pixels"):
+        decode_picture(encoded(picture, "PNG"), Reducing(150), PictureLimits(pixels=29_999))
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -300,39 +275,7 @@ def test_limits() -> None:
     ],
 )
 def test_an_answer_of_a_child_is_not_believed(answer: Any) -> None:
-    told = json.loads(json.dumps(answer))
-    assert not _believable(told, PictureLimits(tiles=20), partial(_of_tiles, 32, 20))
-
-
-@pytest.mark.parametrize("size", [(0, 5), (5, 0), (65, 5), (5, 65)])
-def test_no_whole_picture_is_larger_than_was_asked(size: tuple[int, int]) -> None:
-    told = {"rows": size[0], "columns": size[1], "width": 1, "height": 1}
-    assert not _believable(told, PictureLimits(), partial(_of_one, 64))
-
-
-@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
-def test_a_whole_picture_has_the_pixels_of_the_file(format: str) -> None:
-    picture = drawn(np.random.default_rng(5), 61, 40, "RGB")
-    data = encoded(picture, format)
-    made = decode_uncut(data, 64)
-    opened = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    assert (made.width, made.height, made.format) == (61, 40, format.lower())
-    assert np.array_equal(made.pixels, opened)
-
-
-def test_a_large_picture_is_reduced_and_turned() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    picture = drawn(np.random.default_rng(6), 300, 100, "RGB")
-    made = decode_uncut(encoded(picture, "PNG", exif=exif), 150)
-    assert (made.width, made.height) == (100, 300)
-    assert made.pixels.shape == (150, 50, 3)
-    wanted = picture.transpose(Image.Transpose.ROTATE_270).resize(
-        (50, 150), Image.Resampling.BILINEAR
-    )
-    assert np.array_equal(made.pixels, np.asarray(wanted))
-    with pytest.raises(InvalidRequest, match="more pixels"):
-        decode_uncut(encoded(picture, "PNG"), 150, PictureLimits(pixels=29_999))
+    assert not _believable(json.loads(json.dumps(answer)), PictureLimits(tiles=20), SMALL)
 
 
 @pytest.mark.parametrize(

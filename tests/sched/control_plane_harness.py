@@ -292,7 +292,7 @@ class FakeWorker:
         for slot in plan.dropped:
             del self.encodings[slot]
         assert not any(one.left for one in self.encodings.values()), "computed twice"
-        for slot, name, source, units, _ in plan.encodings:
+        for slot, name, source, units, *_ in plan.encodings:
             assert self.encoder is not None
             if self.encoder.slot:
                 slots = self.encoder.bound // self.encoder.slot + self.depth

@@ -14,31 +14,18 @@ pytest.importorskip("PIL", reason="needs the extra pictures")
 from PIL import Image
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from headrace.base.encodings import EncodingName, EncodingStart
 from headrace.base.errors import EngineFault, ModelFileError, UnsupportedModel
-from headrace.base.groups import graph_groups
 from headrace.base.modelfiles import ModelFiles
-from headrace.base.sampling import SamplingParams
-from headrace.base.slices import most_units, slices
-from headrace.base.spec import InputSpan, RequestSpec
-from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
-from headrace.base.tiling import cut
-from headrace.dist.payloads import SealedInput, SealedInputs, read_payload
+from headrace.base.slices import slices
+from headrace.dist.payloads import SealedInputs, read_payload
 from headrace.engine.clients.pictures import PicturePrompts, open_picture_prompts
-from headrace.kernels.cpu.library import LibraryAbsent, load
 from headrace.loader import open_model
 from headrace.loader.pictures import open_pictures
-from headrace.media import picture_child
 from headrace.models.pictures import describe_pictures
-from headrace.models.registry import describe
 from headrace.text import load_tokenizer
-from headrace.worker import Worker, WorkerOptions
-from tiny.seeing_chat import DEVIATION, LONGEST, MEAN, PLACE, TILE, make
-
-ROOM = 64
-"""Blocks of 16 tokens."""
-TOKENS = 8
-SIZES = ((70, 40), (1, 1), (33, 96), (64, 64), (10, 200), (31, 32), (90, 89), (5, 50), (96, 12))
+from headrace.worker import Worker
+from tiny.seeing_chat import DEVIATION, LONGEST, MEAN, TILE, make
+from tiny.seeing_worker import TOKENS, answer, drawn, encode, prompt_of, worker_of
 
 
 class Seeing(NamedTuple):
@@ -61,104 +48,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Seeing:
     return seeing(tmp_path_factory.mktemp("seeing_chat"), "smolvlm")
 
 
-def worker_of(files: ModelFiles, kernels: str = "auto") -> Worker:
-    if kernels == "auto":
-        try:
-            load()
-        except LibraryAbsent as absent:
-            pytest.skip(f"the CPU library is not built: {absent}")
-    room = 16 * ROOM
-    options = WorkerOptions(
-        threads=2, kernels=kernels, kv_dtype="float32", max_context=room, step_tokens=room, rows=2
-    )
-    worker = Worker(files, options)
-    worker.allocate(PoolShape(16, graph_groups(describe(files.arch), "float32", ROOM + 1)))
-    return worker
-
-
 @pytest.fixture(scope="module")
 def worker(model: Seeing) -> Worker:
     return worker_of(model.files)
-
-
-def drawn(count: int) -> list[Image.Image]:
-    """Pictures of the first sizes: coarse noise."""
-    draw, made = np.random.default_rng(7), []
-    for width, height in SIZES[:count]:
-        coarse = draw.integers(0, 256, (-(-height // 5), -(-width // 5), 3), dtype=np.uint8)
-        made.append(Image.fromarray(coarse.repeat(5, 0).repeat(5, 1)[:height, :width]))
-    return made
-
-
-class Prompt(NamedTuple):
-    ids: list[int]
-    spans: tuple[InputSpan, ...]
-    held: list[SealedInput]
-
-
-def prompt_of(prompts: PicturePrompts, pictures: list[Image.Image], *, split: bool) -> Prompt:
-    """Text, a picture, text, a picture, ..., text; each tile is an input of its own."""
-    ids, spans, held = [5, 6], [], []
-    tiling = prompts.picture.tiling._replace(split=split)
-    for picture in pictures:
-        found = cut(*picture.size, tiling)
-        tiles = [
-            prompts.prepare(np.array(tile))
-            for tile in picture_child.tiles_of(picture, found, tiling, Image)
-        ]
-        made = prompts.ids(found.rows, found.columns)
-        assert made.count(PLACE) == prompts.picture.rows * len(tiles)
-        at = 0
-        for tile in tiles:
-            held.append(prompts.payloads.hold("", tile.patches, prompts.levels))
-            at = made.index(PLACE, at)
-            rows, units = prompts.picture.rows, len(tile.patches)
-            given = rows, "picture", tile.digest, held[-1].source, units
-            spans.append(InputSpan(len(ids) + at, *given))
-            at += rows
-        ids += [*made, 7]
-    return Prompt(ids, tuple(spans), held)
-
-
-def encode(worker: Worker, prompt: Prompt, cuts: tuple[int, ...] = (3,)) -> list[Any]:
-    """Rows of all tiles, each in parts of so many slices."""
-    encoder = worker.encoder
-    assert encoder is not None
-    starts = [
-        EncodingStart(at, EncodingName("", span.digest), span.source, span.units)
-        for at, span in enumerate(prompt.spans)
-        if span.source is not None
-    ]
-    encoder.take(StepPlan(0, [], [], [], [], encodings=starts))
-    for start in starts:
-        first = 0
-        for count in cuts:
-            encoder.run(start.slot, first, count)
-            first += count
-    return [np.asarray(encoder._items[start.slot].rows) for start in starts]
-
-
-def answer(worker: Worker, prompt: Prompt, chunk: int) -> tuple[list[int], list[Any]]:
-    """Greedy tokens, and the log-probabilities at each."""
-    sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, logprobs=20)
-    spec, ids = RequestSpec(sampling, 0, inputs=prompt.spans), prompt.ids
-    told: list[Any] = []
-    tokens: list[int] = []
-    at = number = 0
-    while len(tokens) < TOKENS:
-        count = min(chunk, len(ids) - at) if at < len(ids) else 1
-        sampled = at + count >= len(ids)
-        plan = StepPlan(number, [0], [at], [count], [sampled], parts=())
-        if not number:
-            plan.admitted.append(Admission(0, 0, ids, len(ids) + TOKENS, 0, spec, ""))
-            plan.blocks.append(BlockWrite(0, 0, 0, list(range(1, ROOM + 1))))
-        result = worker.execute(plan)
-        assert result.error is None, result.error
-        tokens += result.tokens[0]
-        told += (result.logprobs or [[]])[0]
-        at, number = at + count, number + 1
-    worker.execute(StepPlan(number, [], [], [], [], released=[0]))
-    return tokens, told
 
 
 def pixels(pictures: list[Image.Image], *, split: bool) -> torch.Tensor:
@@ -179,7 +71,7 @@ def test_rows_and_logits_are_those_of_transformers(
     model: Seeing, worker: Worker, count: int, split: bool
 ) -> None:
     pictures = drawn(count)
-    prompt = prompt_of(model.prompts, pictures, split=split)
+    prompt = prompt_of(model.prompts, pictures, small=not split)
     given = pixels(pictures, split=split)
     rows = np.concatenate(encode(worker, prompt))
     ids = torch.tensor([prompt.ids])
@@ -225,7 +117,7 @@ def test_other_configs_give_the_rows_of_transformers(
     heads of a size that is no multiple of 16."""
     model = seeing(tmp_path, kind, **changes)
     one, pictures = worker_of(model.files), drawn(3)
-    prompt = prompt_of(model.prompts, pictures, split=True)
+    prompt = prompt_of(model.prompts, pictures)
     assert one.encoder is not None
     layers = changes.get("num_hidden_layers", 2)
     rows = np.concatenate(encode(one, prompt, (layers + 1,)))
@@ -237,21 +129,21 @@ def test_other_configs_give_the_rows_of_transformers(
 
 
 def test_chunks_slices_and_others_change_no_bit(model: Seeing, worker: Worker) -> None:
-    prompt = prompt_of(model.prompts, drawn(3), split=True)
+    prompt = prompt_of(model.prompts, drawn(3))
     rows = encode(worker, prompt)
     whole = answer(worker, prompt, len(prompt.ids))
     for chunk in (1, 7, 64):
         assert answer(worker, prompt, chunk) == whole
-    other = prompt_of(model.prompts, drawn(4)[3:], split=True)
+    other = prompt_of(model.prompts, drawn(4)[3:])
     assert worker.encoder is not None
-    worker.encoder.begin_anew()
+    worker.encoder.forget()
     encode(worker, other)
     again = encode(worker, prompt, (1, 1, 1))
     assert all(np.array_equal(one, two) for one, two in zip(rows, again, strict=True))
 
 
 def test_the_reference_gives_the_same_rows(model: Seeing, worker: Worker) -> None:
-    prompt = prompt_of(model.prompts, drawn(1), split=True)
+    prompt = prompt_of(model.prompts, drawn(1))
     rows = np.concatenate(encode(worker, prompt))
     ref = np.concatenate(encode(worker_of(model.files, "ref"), prompt))
     assert np.abs(rows - ref).max() < 1e-5 * np.abs(ref).max()
@@ -262,7 +154,7 @@ def test_a_slice_is_a_layer_and_a_tile_an_input(model: Seeing) -> None:
     assert picture is not None
     graph = describe_pictures(picture)
     assert len(slices(graph)) - 1 == 1 + picture.arch.layers
-    assert most_units(graph) == picture.side**2 == len(picture.order())
+    assert picture.arch.max_context == picture.side**2 == len(picture.order())
     assert sorted(picture.order()) == [divmod(at, picture.side) for at in range(picture.side**2)]
     assert picture.rows == picture.side**2 // picture.factor**2
 

@@ -24,11 +24,12 @@ class Rope:
     section 3.4); "yarn" is Peng et al. 2023; "long" divides each frequency by its own factor
     (LongRoPE, Ding et al. 2024): `short` up to the original context, `long` beyond; "proportional"
     (Gemma 4) has frequencies of the whole head. Pairs after the first `share` of them have
-    frequency zero, so they stay as they are.
+    frequency zero, so they stay as they are. "axial" has the frequencies of a head of half the size
+    once for each of two axes (Qwen2-VL's encoder, Wang et al. 2024).
     """
 
     theta: float = 10_000.0
-    kind: Literal["plain", "linear", "llama3", "yarn", "long", "proportional"] = "plain"
+    kind: Literal["plain", "linear", "llama3", "yarn", "long", "proportional", "axial"] = "plain"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -44,6 +45,8 @@ class Rope:
     """Whether the bounds of the ramp of "yarn" are rounded to whole pairs."""
     interleaved: bool = False
     """Whether pairs are (2i, 2i + 1); else they lie half of the rotated part apart."""
+    axes: tuple[int, ...] = ()
+    """Axis by whose position each pair turns (M-RoPE); (): a token has one position."""
 
     def divisors(self, context: int) -> tuple[float, ...]:
         """Return the factors of "long" for a context of this length; all positions use them."""

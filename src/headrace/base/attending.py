@@ -24,14 +24,15 @@ class AttentionSpec(NamedTuple):
     """Factor on q·k before the softmax."""
     rope: Rope | None = None
     window: int | None = None
-    """Positions that a query sees, itself included; None for all before it."""
+    """Positions that a query sees, itself included; None for all before it. Bidirectional: the most
+    tokens of a window, whose bounds are an input of the step; None for the whole entry."""
     softcap: float | None = None
     eps: float = 0.0
     """Epsilon of the norms on the heads of q and k, if `write` has their gains."""
     norm_offset: float = 0.0
     bidirectional: bool = False
-    """Whether every token sees its whole entry. Nothing is cached: there is no `write`, and
-    `attend` reads qkv."""
+    """Whether every token sees its whole entry. Nothing is cached: `attend` reads qkv, in which a
+    `write` before it, if there is one, has normed and rotated q and k."""
     whole_norm: bool = False
     """Whether the norms of q and k are over all of their heads together (OLMo 2)."""
     latent: bool = False
@@ -64,6 +65,11 @@ class AttentionSpec(NamedTuple):
         if self.across:
             return "cross"
         return "full" if self.window is None else "sliding"
+
+    @property
+    def windowed(self) -> bool:
+        """Whether every token sees the tokens of its own window, before and after it."""
+        return self.bidirectional and self.window is not None
 
     @property
     def queries(self) -> int:

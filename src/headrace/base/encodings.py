@@ -46,6 +46,8 @@ class EncodingStart(NamedTuple):
     source: SealedHandle
     units: int
     """Size of the input in units of its encoder: positions."""
+    columns: int = 0
+    """`InputSpan.columns`."""
     aligns: bool = False
     """`InputSpan.aligns`."""
 

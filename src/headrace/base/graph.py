@@ -14,7 +14,7 @@ their identity.
 | `add` | residual, x → residual + scale · x | | `AddSpec`, perhaps |
 | `scale` | x → factor · x | perhaps one number more | `ScaleSpec` |
 | `linear` | [·, in] → [·, out] | matrix, perhaps bias | `LinearSpec` |
-| `write` | qkv [N, (H + 2G) · E] → q [N, H · E], with H = 0 where others attend to K and V; latent: q, latent, rope part → q | head norms; of q alone where K and V are another layer's | `AttentionSpec`, `LatentSpec` |
+| `write` | qkv [N, (H + 2G) · E] → q [N, H · E], with H = 0 where others attend to K and V; bidirectional: qkv → qkv; latent: q, latent, rope part → q | head norms; of q alone where K and V are another layer's | `AttentionSpec`, `LatentSpec` |
 | `absorb` | q, latent, rope part → q and key over latents [N, (H + 1) · E]; made by `base.absorb` alone | packing of q for each head | `LatentSpec` |
 | `unpack` | sums over latents [·, H · E] → values [·, H · V]; made by `base.absorb` alone | unpacking of values for each head | `LatentSpec` |
 | `attend` | q → [·, H · E]; bidirectional: qkv; across: q of other tokens than K and V | sinks; latent: packing and unpacking | as `write` |
@@ -28,7 +28,7 @@ their identity.
 | `ssm` | x, B, C [N, ·], gate z, dt → [N, H · P] | log of the decay, bias of the step, skip, gain | `SsmSpec` |
 | `part` | columns of a value | | `PartSpec` |
 | `select` | [N, D] → [R, D] of the sampled rows; made by `base.demand` alone | | |
-| `scatter` | x → x with rows of other parts' outputs at their places; made by `base.scatter` alone | | |
+| `scatter` | x → x with rows of other parts' outputs at their places, or plus these; made by `base.scatter` alone | | `ScatterSpec` |
 | `window` | rows of x → each with the rows after it, side by side | | `WindowSpec` |
 | `exchange` | this rank's columns → the columns of all ranks; made by `base.cut` alone | | `ExchangeSpec` |
 | `reduce` | this rank's partial sums → the sums of all ranks; made by `base.sums` alone, to be priced | | `ReduceSpec` |
@@ -233,6 +233,14 @@ class WindowSpec(NamedTuple):
     def rows(self, count: int) -> int:
         """Return the rows of the result for `count` rows of x."""
         return (count + self.before - self.width) // self.stride + 1
+
+
+class ScatterSpec(NamedTuple):
+    """Columns `first` to `first` + the result's width of other parts' rows."""
+
+    first: int = 0
+    adds: bool = False
+    """Whether they are added to x, not in its place."""
 
 
 class PartSpec(NamedTuple):

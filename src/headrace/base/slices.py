@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .graph import EmbedSpec, Graph
+from .graph import Graph
 
 
 def slices(graph: Graph) -> tuple[int, ...]:
@@ -10,11 +10,11 @@ def slices(graph: Graph) -> tuple[int, ...]:
 
     There is one slice for each layer, one for the nodes before the first, and one for each K and V
     of another part's layer. A run stops only where later nodes read one value alone, so that little
-    is kept.
+    is kept beside finished outputs.
     """
     nodes = graph.nodes
     last = {value: max(graph.readers(value), default=-1) for node in nodes for value in node.out}
-    last |= dict.fromkeys(graph.outputs.values(), len(nodes))
+    last |= {value: len(nodes) for value in graph.outputs.values() if last[value] >= 0}
     kept, narrow = set(graph.inputs), [0]
     for index, node in enumerate(nodes):
         kept.update(node.out)
@@ -24,13 +24,3 @@ def slices(graph: Graph) -> tuple[int, ...]:
     own = [index for index, node in enumerate(nodes) if node.kind in ("attend", "write")]
     firsts = {max(at for at in narrow if at <= index) for index in own}
     return (*sorted(firsts | {0}), len(nodes))
-
-
-def most_units(graph: Graph) -> int:
-    """Return the most units of an input: the rows of the encoder's table of positions."""
-    (table,) = (
-        node.weights[0].out
-        for node in graph.nodes
-        if isinstance(node.spec, EmbedSpec) and node.spec.index == "positions"
-    )
-    return table

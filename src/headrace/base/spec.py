@@ -74,6 +74,8 @@ class InputSpan(NamedTuple):
     """Handle of the input. The encoder's rows for it take the place of the ids' embeddings."""
     units: int = 0
     """Size of the input in units of its encoder."""
+    columns: int = 0
+    """Positions of a row of the grid that these positions are, row by row; 0: they are none."""
     aligns: bool = False
     """Whether requests for alignment will read it: its encoding then keeps what these need."""
 

@@ -1,18 +1,30 @@
-"""Sizes of a picture as Idefics3's processor resizes and splits it (Laurençon et al. 2024).
+"""Sizes of a picture as the processors of models resize and split it.
 
-The numbers are those of transformers' `Idefics3ImageProcessorPil`, which computes on Pillow alone.
+The numbers are those of transformers' processors that compute on Pillow alone: a `Tiling` is
+Idefics3's (Laurençon et al. 2024), a `Fitting` Qwen2-VL's (Wang et al. 2024), a `Matching`
+InternVL's.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 MOST_SIDE = 4_096
-"""Longest side of a picture after the first resize, whatever is asked for."""
+"""Longest side of a tiled picture after the first resize, whatever is asked for."""
+MOST_RATIO = 200
+"""Longer side of a fitted picture over its shorter one, at most."""
+SMALL = 512**2
+"""Pixels of a fitted picture that is asked for with little detail."""
+
+
+class TooNarrow(ValueError):
+    """A picture one of whose sides is too long for the other."""
 
 
 class Tiling(NamedTuple):
-    """Sizes by which a model's processor cuts pictures."""
+    """A picture is resized, and split into square tiles."""
 
     longest: int
     """Pixels of the longest side after the first resize."""
@@ -21,28 +33,121 @@ class Tiling(NamedTuple):
     split: bool
     """Whether a picture larger than a tile is split, with one tile more for the whole."""
 
+    def small(self) -> Tiling:
+        """Return the rule for a picture with little detail: one tile."""
+        return self._replace(split=False)
+
+
+class Fitting(NamedTuple):
+    """A picture keeps its shape: it is resized to whole squares and stays one tile."""
+
+    square: int
+    """Pixels of a side of a square."""
+    least: int
+    """Fewest pixels of the result."""
+    most: int
+
+    @property
+    def largest(self) -> int:
+        """Bound on the pixels of a result: those of the longest strip of squares may be more than
+        `most`, and a small picture grows beyond `least`."""
+        strip, grown = MOST_RATIO * self.square**2, 15 * self.square * math.isqrt(self.least)
+        return max(self.most, strip, self.least + grown + self.square**2)
+
+    def small(self) -> Fitting:
+        """Return the rule for a picture with little detail."""
+        return self._replace(most=max(self.least, min(self.most, SMALL)))
+
+
+class Matching(NamedTuple):
+    """A picture is resized to the grid of square tiles whose shape is nearest to its own, and split
+    into these, with one more for the whole (InternVL, Chen et al. 2024)."""
+
+    tile: int
+    """Pixels of a side of a tile."""
+    least: int
+    """Fewest tiles of a grid."""
+    most: int
+
+    def small(self) -> Matching:
+        """Return the rule for a picture with little detail: one tile."""
+        return self._replace(least=1, most=1)
+
+
+class Reducing(NamedTuple):
+    """A picture stays one tile of its own shape, and is made smaller if a side is too long."""
+
+    longest: int
+    """Most pixels of a side."""
+
+    def small(self) -> Reducing:
+        """Return the rule for a picture with little detail: the same."""
+        return self
+
+
+Sizing = Tiling | Fitting | Matching | Reducing
+"""Rule by which a model's processor sizes pictures."""
+_RULES: dict[str, Any] = {
+    "tiling": Tiling, "fitting": Fitting, "matching": Matching, "reducing": Reducing,
+}  # fmt: skip
+
+
+def written(rule: Sizing) -> list[Any]:
+    """Return a rule as JSON has it."""
+    name = next(name for name, kind in _RULES.items() if isinstance(rule, kind))
+    return [name, *rule]
+
+
+def read(given: Sequence[Any]) -> Sizing:
+    """Return the rule that `written` wrote."""
+    rule: Sizing = _RULES[given[0]](*given[1:])
+    return rule
+
 
 class Cut(NamedTuple):
     """Sizes (width, height) that a picture gets one after the other, and its tiles."""
 
-    first: tuple[int, int]
-    second: tuple[int, int]
+    sizes: tuple[tuple[int, int], ...]
+    tile: tuple[int, int]
+    """Width and height of each tile."""
     rows: int
-    """0: the picture is one tile."""
+    """0: the picture is one tile. Else the whole one, resized, is the last tile."""
     columns: int
+    filter: Literal["lanczos", "bicubic", "bilinear"] = "lanczos"
+    anew: bool = False
+    """Whether the last tile is made of the picture as it came, not as it was resized."""
 
     @property
     def tiles(self) -> int:
         """Number of tiles, the whole picture's included."""
         return self.rows * self.columns + 1
 
+    @property
+    def pixels(self) -> int:
+        """Pixels of all tiles."""
+        return self.tiles * self.tile[0] * self.tile[1]
 
-def cut(width: int, height: int, tiling: Tiling) -> Cut:
-    """Return what becomes of a picture of this size, in pixels."""
-    side = tiling.tile
-    first = _below(*_scaled(width, height, tiling.longest))
-    if not tiling.split:
-        return Cut(first, (side, side), 0, 0)
+
+def cut(width: int, height: int, rule: Sizing) -> Cut:
+    """Return what becomes of a picture of this size, in pixels. Raises `TooNarrow`."""
+    if isinstance(rule, Fitting):
+        size = _fitted(width, height, rule)
+        return Cut((size,), size, 0, 0, "bicubic")
+    if isinstance(rule, Matching):
+        columns, rows = _matched(width, height, rule)
+        tile, size = (rule.tile, rule.tile), (columns * rule.tile, rows * rule.tile)
+        several = columns * rows > 1
+        return Cut((size,), tile, *((rows, columns) if several else (0, 0)), "bicubic", anew=True)
+    if isinstance(rule, Reducing):
+        scale = rule.longest / max(width, height)
+        if scale >= 1.0:
+            return Cut((), (width, height), 0, 0)
+        size = max(1, round(scale * width)), max(1, round(scale * height))
+        return Cut((size,), size, 0, 0, "bilinear")
+    side = rule.tile
+    first, tile = _below(*_scaled(width, height, rule.longest)), (side, side)
+    if not rule.split:
+        return Cut((first, tile), tile, 0, 0)
     width, height = first
     ratio = width / height
     if width >= height:
@@ -52,8 +157,37 @@ def cut(width: int, height: int, tiling: Tiling) -> Cut:
         height = _multiple(height, side)
         width = _multiple(int(height * ratio), side)
     if max(width, height) <= side:
-        return Cut(first, (width, height), 0, 0)
-    return Cut(first, (width, height), height // side, width // side)
+        return Cut((first, (width, height)), tile, 0, 0)
+    return Cut((first, (width, height)), tile, height // side, width // side)
+
+
+def _fitted(width: int, height: int, rule: Fitting) -> tuple[int, int]:
+    """Round both sides to squares; scale them if the picture is too small or too large then."""
+    if max(width, height) > MOST_RATIO * min(width, height):
+        raise TooNarrow
+    side = rule.square
+    wide, high = (round(each / side) * side for each in (width, height))
+    if wide * high > rule.most:
+        down = math.sqrt(height * width / rule.most)
+        wide, high = (max(side, math.floor(one / down / side) * side) for one in (width, height))
+    elif wide * high < rule.least:
+        up = math.sqrt(rule.least / (height * width))
+        wide, high = (math.ceil(one * up / side) * side for one in (width, height))
+    return wide, high
+
+
+def _matched(width: int, height: int, rule: Matching) -> tuple[int, int]:
+    """Return (columns, rows) of the grid with the nearest ratio. Of equal ones the last that the
+    picture half fills, else the first; those of fewer tiles come first."""
+    ratio, best, nearest = width / height, (1, 1), math.inf
+    numbers = range(1, rule.most + 1)
+    grids = [(c, r) for c in numbers for r in numbers if rule.least <= c * r <= rule.most]
+    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        far = abs(ratio - columns / rows)
+        filled = width * height > 0.5 * rule.tile**2 * columns * rows
+        if far < nearest or (far == nearest and filled):
+            best, nearest = (columns, rows), far
+    return best
 
 
 def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:

@@ -33,6 +33,7 @@ from .graph import (
     Role,
     RouteSpec,
     ScaleSpec,
+    ScatterSpec,
     WeightRef,
     WindowSpec,
 )
@@ -74,7 +75,8 @@ def verify(graph: Graph, *, joined: bool = False) -> None:
     for index, node in enumerate(graph.nodes):
         for place, value in enumerate(node.out):
             # A node with an effect, or a sum that a join has made as well.
-            spare = node.kind == "write" or node.kind in RECURRENT or place > 0
+            writes = node.kind == "write" and not getattr(node.spec, "bidirectional", False)
+            spare = writes or node.kind in RECURRENT or place > 0
             read = spare or graph.readers(value) or value in outputs
             _check(bool(read), f"node {index} ({node.kind}) makes a value that nobody reads")
         if isinstance(node.spec, CodesSpec):
@@ -233,7 +235,7 @@ def _form(node: Node) -> Form | None:
             return Form([x], [y], [[]], kept, kept)
         case "window", WindowSpec(columns):
             return Form([x], [x * columns])
-        case "scatter", None:
+        case "scatter", ScatterSpec():
             return Form([x], [x])
         case "select", None:
             return Form([x], [x], [[]], kept, kept)
@@ -273,7 +275,8 @@ def _attention(kind: str, spec: AttentionSpec) -> Form:
         if spec.whole_norm:
             norms = [spec.queries, spec.kv_heads * spec.size]
         norms = norms[:1] if spec.kept == 0 else norms
-        return Form([spec.stacked], [spec.queries], [[], _vectors(*norms)])
+        made = spec.stacked if spec.bidirectional else spec.queries
+        return Form([spec.stacked], [made], [[], _vectors(*norms)])
     if spec.bidirectional:
         return Form([spec.stacked], [spec.queries])
     return Form([spec.queries], [spec.queries], [[], _vectors(spec.heads)])
@@ -307,8 +310,6 @@ def _experts(node: Node, spec: ExpertsSpec) -> Form:
 def _numbers(node: Node) -> Iterator[str]:
     """Yield what is wrong with the numbers of its spec."""
     match node.kind, node.spec:
-        case "write", AttentionSpec(bidirectional=True):
-            yield "writes no KV where attention is bidirectional"
         case "route", RouteSpec() if node.reads[0].width % node.spec.groups:
             yield f"has {node.reads[0].width} experts, which are no {node.spec.groups} equal groups"
         case "part", PartSpec(first) if (

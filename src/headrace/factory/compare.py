@@ -93,7 +93,7 @@ class Scorer:
         """Load it as a worker on the CPU does."""
         options = WorkerOptions(threads=threads, max_context=longest)
         resolved = resolve(options)
-        _, graph, source = open_parts(files, options)["text"]
+        graph, source = open_parts(files, options)["text"][1:3]
         if "logits" not in graph.outputs:
             raise InvalidRequest("the model makes vectors; the gate reads text", param="model")
         self.kv_dtype = resolved.kv_dtype

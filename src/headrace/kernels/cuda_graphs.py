@@ -229,7 +229,9 @@ class GraphProgram:
     def find(self, batch: StepBatch) -> Bucket | None:
         """Return the smallest bucket that the step fits into, or None."""
         tokens, entries = len(batch.tokens), len(batch.lengths)
-        if any(one is not None for one in (batch.adapters, batch.types, batch.encoded)):
+        if any(
+            one is not None for one in (batch.adapters, batch.types, batch.encoded, batch.turns)
+        ):
             return None
         if batch.max_length > self._limits.max_context:
             return None

@@ -24,6 +24,7 @@ from ..base.graph import (
     PartSpec,
     RouteSpec,
     ScaleSpec,
+    ScatterSpec,
     Value,
     WeightRef,
     WindowSpec,
@@ -176,8 +177,11 @@ class _Run:
     def _scatter(self, node: Node) -> None:
         encoded = self.batch.encoded
         assert encoded is not None, "the step has no rows of other parts"
-        x = self._spent(node.reads[0])
-        self.values[node.out[0]] = self.ops.scatter(x, encoded.rows, encoded.places)
+        x, spec = self._spent(node.reads[0]), cast(ScatterSpec, node.spec)
+        rows = encoded.rows[:, spec.first : spec.first + node.out[0].width]
+        if spec.adds:
+            rows = x[encoded.places] + rows
+        self.values[node.out[0]] = self.ops.scatter(x, rows, encoded.places)
 
     def _window(self, node: Node) -> None:
         spec = cast(WindowSpec, node.spec)
@@ -232,7 +236,8 @@ class _Run:
         spec, qkv = cast(AttentionSpec, node.spec), self.values[node.reads[0]]
         norms = tuple(map(self.weights.vector, node.weights))
         rope = self.weights.rope(spec)
-        self.values[node.out[0]] = self.ops.write(qkv, spec, norms, rope, *self._kv(spec))
+        kept = (None, self.batch, 0) if spec.bidirectional else self._kv(spec)
+        self.values[node.out[0]] = self.ops.write(qkv, spec, norms, rope, *kept)
 
     def _attend(self, node: Node) -> None:
         spec, x = cast(AttentionSpec, node.spec), self.values[node.reads[0]]

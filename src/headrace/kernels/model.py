@@ -34,7 +34,7 @@ class Model:
         self.dealing: Dealing | None = None
         """Expert placement, if ranks have whole experts."""
         self._head = head(full or graph)
-        self._variants: dict[tuple[Hidden, bool], Graph] = {}
+        self._variants: dict[tuple[Hidden, int], Graph] = {}
         self._interpreters: dict[object, Interpreter] = {}
 
     def part(self, ranks: Ranks, *, dealt: bool = False) -> Model:
@@ -50,13 +50,13 @@ class Model:
             made.dealing = Dealing(mixtures(stage), commons.ranks, commons.rank)
         return made
 
-    def variant(self, hidden: Hidden, *, scattered: bool = False) -> Graph:
+    def variant(self, hidden: Hidden, *, scattered: int = 0) -> Graph:
         """Return the graph of steps that want these hidden states, and logits if there is a head
         for them. The variant "none" is for steps without sampled rows; `scattered`: for steps with
-        rows of other parts."""
+        rows of other parts, by `scattered_of`."""
         key = hidden, scattered
         if key not in self._variants:
-            graph = with_scatter(self.graph) if scattered else self.graph
+            graph = with_scatter(self.graph, scattered - 1) if scattered else self.graph
             self._variants[key] = demand(graph, hidden, logits=hidden != "none")
         return self._variants[key]
 
@@ -66,6 +66,13 @@ class Model:
             return []
         outputs = self.variant("every" if every else "sampled").outputs
         return [name for name in outputs if name not in ("hidden", "logits")]
+
+    def scattered_of(self, batch: StepBatch) -> int:
+        """Return how many times as wide as the model the rows of other parts in a step are; 0: it
+        has none."""
+        if batch.encoded is None:
+            return 0
+        return int(batch.encoded.rows.shape[1] // self.graph.outputs["hidden"].width)
 
     @property
     def generates(self) -> bool:
@@ -138,7 +145,7 @@ class Model:
         adding: Adding | None,
         times: OperatorTimes | None,
     ) -> list[Array]:
-        scattered = batch.encoded is not None
+        scattered = self.scattered_of(batch)
         graph = self.variant(hidden, scattered=scattered)
         joined = None if adding is not None else ops.joined
         tokens, samples = len(batch.tokens), len(batch.sample_rows)

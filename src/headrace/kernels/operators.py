@@ -138,6 +138,11 @@ class StepBatch:
     max_length: int
     types: Array | None = None
     """[N] int64: token type of each token, for encoders that have them."""
+    turns: Array | None = None
+    """[axes, N] int64: position of each token on each axis, for ropes that have some (`Rope.axes`).
+    None: `positions` on all of them."""
+    windows: Array | None = None
+    """[windows + 1] int32: bounds of the windows of attention with `AttentionSpec.windowed`."""
     adapters: npt.NDArray[np.int32] | None = None
     """[N], on the host: LoRA slot of each token, -1 for none; None: no token has one."""
     fixed: bool = False
@@ -282,7 +287,7 @@ class Operators(Protocol):
         spec: AttentionSpec,
         norms: Sequence[Array],
         rope: RopeTable | None,
-        kv: KvLayer,
+        kv: KvLayer | None,
         batch: StepBatch,
         group: int,
     ) -> Array:
@@ -292,6 +297,9 @@ class Operators(Protocol):
         `norms` [E] of q and of k, if given, are RMS norms per head, before the rotation; or [H · E]
         and [G · E] over all heads (`whole_norm`). Without a `rope` nothing is rotated. q may lie
         where it lay in qkv.
+
+        Bidirectional, without `kv`: nothing is written; the result is qkv with normed and rotated q
+        and k.
         """
         ...
 
@@ -312,7 +320,7 @@ class Operators(Protocol):
         take a share of the weights and add no value.
 
         Bidirectional, without `kv`: q is qkv [N, 3 · H · E], and every token sees all tokens of
-        its own entry, which are all in this step.
+        its own entry, which are all in this step; or of its window, if `spec.windowed`.
         """
         ...
 

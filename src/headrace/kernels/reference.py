@@ -102,7 +102,7 @@ class ReferenceOperators:
         spec: AttentionSpec,
         norms: Sequence[torch.Tensor],
         rope: RopeTable | None,
-        kv: KvLayer,
+        kv: KvLayer | None,
         batch: StepBatch,
         group: int,
     ) -> torch.Tensor:
@@ -117,11 +117,10 @@ class ReferenceOperators:
             heads = turned[at].flatten(1) if spec.whole_norm else turned[at]
             normed = self.rms_norm(heads, gain, spec.eps, spec.norm_offset)
             turned[at] = normed.view(turned[at].shape)
-        if kv.bias is not None:
+        if kv is not None and kv.bias is not None:
             turned[1] = turned[1] - torch.from_numpy(kv.bias.values).to(qkv.dtype)
         if rope is not None:
-            cos = rope.cos[batch.positions].unsqueeze(1)
-            sin = rope.sin[batch.positions].unsqueeze(1)
+            cos, sin = (_of_tokens(table, spec, batch) for table in (rope.cos, rope.sin))
             pairs = spec.rope is not None and spec.rope.interleaved
             rotate = _rotate_pairs if pairs else _rotate
             turned = [rotate(each, cos, sin) for each in turned]
@@ -132,6 +131,9 @@ class ReferenceOperators:
             growth, every, first = spec.growth
             steps = torch.log1p((batch.positions + first).div(every, rounding_mode="floor").float())
             turned[0] = turned[0] * (steps * growth + 1).to(qkv.dtype)[:, None, None]
+        if kv is None:
+            assert v is not None, "attention to both sides has V of its own"
+            return torch.cat([*turned, v], 1).flatten(1)
         if spec.kept:
             reference_attention.store(kv, turned[1], v, batch.groups[group].slots)
         return turned[0].flatten(1)
@@ -146,7 +148,9 @@ class ReferenceOperators:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if kv is None:
-            return encoder_attention(q, spec.heads, batch.query_starts.tolist(), spec.scale)
+            bounds = batch.windows if spec.windowed else batch.query_starts
+            assert bounds is not None, "the step has no windows"
+            return encoder_attention(q, spec.heads, bounds.tolist(), spec.scale)
         heads = q.view(len(q), spec.heads, spec.size)
         shape = spec.scale, spec.softcap, sinks
         given = heads, kv, batch, group, *shape
@@ -295,6 +299,15 @@ _ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu, "relu2": 
 def _data(weight: Weight) -> torch.Tensor:
     assert isinstance(weight, DenseWeight), "the reference was handed a weight it did not prepare"
     return tensor(weight.data)
+
+
+def _of_tokens(table: torch.Tensor, spec: AttentionSpec, batch: StepBatch) -> torch.Tensor:
+    """Return the numbers of a rope's table for each token's pairs, [N, 1, pairs]."""
+    if spec.rope is None or not spec.rope.axes or batch.turns is None:
+        return table[batch.positions].unsqueeze(1)
+    axes = torch.tensor(spec.rope.axes, device=table.device)
+    pairs = torch.arange(len(axes), device=table.device)
+    return table[batch.turns[axes].T, pairs].unsqueeze(1)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

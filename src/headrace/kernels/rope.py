@@ -8,6 +8,7 @@ unit in the last place, each library's in other places.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ BLOCK = 1024
 def inverse_frequencies(rope: Rope, head_dim: int) -> Fp32:
     """Return radians per token of each pair [head_dim / 2], fp32. `head_dim` is the count of a
     head's rotated numbers. The factors of "long" are not applied yet."""
+    if rope.kind == "axial":
+        return np.tile(inverse_frequencies(replace(rope, kind="plain"), head_dim // 2), 2)
     dimensions = np.arange(0, head_dim, 2, dtype=np.float32)
     waves = _power(rope.theta, dimensions / np.float32(head_dim))
     plain = np.float32(1) / waves

@@ -19,6 +19,7 @@ from ..base.graph import (
     PartSpec,
     Purpose,
     Role,
+    ScaleSpec,
     Value,
     WeightRef,
 )
@@ -100,6 +101,10 @@ class Description:
         parts = ("weight", "bias") if bias else ("weight",)
         vectors = [vector([f"{name}.{part}"], [x.width]) for part in parts]
         return self.node("norm", (x,), x.width, vectors, NormSpec("layer", self.arch.norm_eps))
+
+    def scale(self, x: Value, factor: float) -> Value:
+        """Multiply by a number."""
+        return self.node("scale", (x,), x.width, spec=ScaleSpec(factor))
 
     def activate(self, x: Value, activation: ActivationSpec) -> Value:
         return self.node("activate", (x,), x.width, spec=activation)

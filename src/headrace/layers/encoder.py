@@ -8,21 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..base.arch import Rope
 from ..base.graph import ActivationSpec, AttentionSpec, Value
-from .description import Description
+from .description import Description, vector
 
 
 def bidirectional(
-    to: Description, layer: int, x: Value, names: Sequence[str], output: str
+    to: Description,
+    layer: int,
+    x: Value,
+    names: Sequence[str],
+    output: str,
+    rope: Rope | None = None,
+    window: int | None = None,
+    *,
+    norms: Sequence[str] = (),
+    bias: bool = True,
 ) -> Value:
-    """Describe attention whose queries, keys and values come by the products `names` with biases,
-    one for each of them or one for all."""
+    """Describe attention whose queries, keys and values come by the products `names`, one for each
+    of them or one for all, with `bias`. `window`: see `AttentionSpec`; `norms`: RMS norms of q and
+    k over all heads."""
     arch = to.arch
-    spec = AttentionSpec(
-        layer, arch.heads, arch.heads, arch.head_dim, arch.scale, bidirectional=True
-    )
+    sizes = arch.heads, arch.heads, arch.head_dim, arch.scale
+    spec = AttentionSpec(layer, *sizes, rope, window, eps=arch.norm_eps, bidirectional=True)
+    spec = spec._replace(whole_norm=bool(norms))
     outputs = [3 * arch.hidden // len(names)] * len(names)
-    qkv = to.linear(x, *names, outputs=outputs, bias=True, purpose="qkv")
+    qkv = to.linear(x, *names, outputs=outputs, bias=bias, purpose="qkv")
+    if rope is not None or norms:
+        gains = [vector([f"{name}.weight"], [spec.queries]) for name in norms]
+        qkv = to.node("write", (qkv,), spec.stacked, gains, spec)
     mixed = to.node("attend", (qkv,), spec.queries, spec=spec)
     return to.linear(mixed, output, outputs=arch.hidden, bias=True, purpose="output")
 

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import isqrt, prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..base.errors import ModelFileError
 from ..base.modelfiles import ModelFiles
-from ..models.pictures import (
-    CHANNELS,
-    JOINT,
-    KINDS,
-    PATCHES,
-    PLACES,
-    TOWER,
-    PictureArch,
-    describe_pictures,
-    picture_arch,
-)
+from ..kernels.arrays import floats
+from ..models.picture_arch import ClassToken, PictureArch, squares
+from ..models.pictures import KINDS, describe_pictures, picture_arch
 from .encoder_files import check_shapes, encoder_config
 from .jsonfile import read_json
 from .safetensors_file import StoredTensor, stored_under
@@ -34,30 +28,69 @@ def open_pictures(files: ModelFiles) -> PictureArch | None:
     if config is None:
         return None
     picture = picture_arch(config, _processing(files), files.arch.hidden)
-    check_shapes(_tensors(files), _stored_shapes(picture))
+    shapes = _shapes(picture).items()
+    further = len(describe_pictures(picture).outputs) - 1
+    if further > files.arch.layers:
+        raise ModelFileError(
+            f"config.json: vision_config has rows for {further} layers of a language model with "
+            f"{files.arch.layers}"
+        )
+    check_shapes(
+        _tensors(files, picture), ((name, picture.stored(name, shape)) for name, shape in shapes)
+    )
     return picture
-
-
-def _stored_shapes(picture: PictureArch) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for name, shape in describe_pictures(picture).tensors().items():
-        if name == f"{PATCHES}.weight":
-            yield name, (shape[0], CHANNELS, picture.patch, picture.patch)
-        elif name == f"{PLACES}.weight":
-            yield name, (picture.trained**2, shape[1])
-        else:
-            yield name, shape
 
 
 def picture_weights(files: ModelFiles, picture: PictureArch) -> Iterator[tuple[str, Named]]:
     """Yield (name, weight) of every tensor of the encoder's graph."""
-    for name, stored in _tensors(files).items():
-        if name == f"{PATCHES}.weight":
+    there, token = _tensors(files, picture), picture.token
+    for name in describe_pictures(picture).tensors():
+        if token is not None and name == token.table:
+            yield name, _with_class(there, picture, token)
+            continue
+        stored, picked = there[name], picture.picked(name)
+        if by := picture.scaled(name):
+            factors = floats(there[by].read())
+            yield name, (floats(stored.read()).T * factors).T.copy()
+            continue
+        if picked is not None:
+            yield name, np.ascontiguousarray(stored.read()[picked])
+        elif len(stored.shape) == 5:
+            # Kernels [out, channel, frame, row, column] over equal frames: one kernel, their sum.
+            yield name, floats(stored.read()).sum(2).reshape(stored.shape[0], -1)
+        elif len(stored.shape) == 4:
             # Kernels [out, channel, row, column]: products with the pixels of a patch.
-            yield name, replace(stored, shape=(stored.shape[0], picture.width))
-        elif name == f"{PLACES}.weight":
-            yield name, np.ascontiguousarray(stored.read()[picture.positions()])
+            yield name, replace(stored, shape=(stored.shape[0], prod(stored.shape[1:])))
         else:
             yield name, stored
+
+
+def read_tensor(files: ModelFiles, picture: PictureArch, name: str) -> npt.NDArray[np.float32]:
+    """Read a tensor that belongs to the encoder and not to its graph, in fp32."""
+    return floats(_tensors(files, picture)[name].read())
+
+
+def _with_class(
+    there: Mapping[str, StoredTensor], picture: PictureArch, token: ClassToken
+) -> npt.NDArray[np.float32]:
+    """Return the positions of all patches, in the order of squares, and then what turns the product
+    of an empty patch into the class token."""
+    names = token.positions, token.token, f"{token.patches}.weight", f"{token.patches}.bias"
+    positions, own, kernels, bias = (floats(there[name].read()) for name in names)
+    means, deviations = (np.array(one, np.float32) for one in (picture.mean, picture.deviation))
+    black = ((0 - means) / deviations).astype(np.float64)
+    empty = kernels.sum((2, 3), dtype=np.float64) @ black + bias
+    side = isqrt(positions.shape[1] - 1)
+    order = np.array(squares(side, side, picture.factor))
+    patches = positions[0, 1:][order[:, 0] * side + order[:, 1]]
+    last = (positions[0, :1] + own[0]) - empty
+    return np.concatenate([patches, last]).astype(np.float32)
+
+
+def _shapes(picture: PictureArch) -> dict[str, tuple[int, ...]]:
+    made = set() if picture.token is None else {picture.token.table}
+    named = describe_pictures(picture).tensors()
+    return {name: shape for name, shape in named.items() if name not in made} | picture.beside
 
 
 def _processing(files: ModelFiles) -> Mapping[str, Any]:
@@ -71,5 +104,12 @@ def _processing(files: ModelFiles) -> Mapping[str, Any]:
     return given
 
 
-def _tensors(files: ModelFiles) -> dict[str, StoredTensor]:
-    return stored_under(files.weights, f"{TOWER}.", f"{JOINT}.")
+def _tensors(files: ModelFiles, picture: PictureArch) -> dict[str, StoredTensor]:
+    """Return the encoder's tensors by their names in the graph."""
+    found = stored_under(files.weights, *picture.PREFIXES, *picture.RENAMED)
+    return {_renamed(name, picture.RENAMED): stored for name, stored in found.items()}
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    old = next((old for old in names if name.startswith(old)), "")
+    return names[old] + name[len(old) :] if old else name

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from ..base.graph import Graph
 from ..base.modelfiles import ModelFiles
-from ..base.slices import most_units
 from ..models.pictures import describe_pictures
 from ..models.sounds import describe_sounds
 from ..models.whisper import describe_encoder
+from .picture_layout import Layouts, layouts
 from .pictures import open_pictures, picture_weights
 from .sounds import open_sounds, sound_weights
 from .weight_source import Named
@@ -32,18 +32,18 @@ class Tower(NamedTuple):
     weights: Callable[[], Iterator[tuple[str, Named]]]
     items: int
     """Encodings of the largest size that are kept."""
+    units: int
+    """Most units of an encoding."""
+    layouts: Layouts | None = None
+    """Numbers of a step that follow from an input's shape; None: its units say all."""
     coded: bool = False
     """Whether its products and its attention are in codes of eight bits."""
 
     @property
-    def units(self) -> int:
-        """Most units of an encoding."""
-        return most_units(self.graph)
-
-    @property
     def width(self) -> int:
-        """Width of the language model."""
-        return self.graph.outputs["hidden"].width
+        """Numbers of a row of an encoding: those for each place of the language model, side by
+        side."""
+        return sum(value.width for value in self.graph.outputs.values())
 
     @property
     def rows(self) -> int:
@@ -58,11 +58,12 @@ def open_tower(files: ModelFiles) -> Tower | None:
     if whisper is not None:
         graph = describe_encoder(whisper.files.arch)
         weights = partial(whisper_weights, whisper, graph)
-        return Tower("sounds", graph, weights, MOST_WINDOWS, whisper.coded)
+        units = whisper.files.arch.frames
+        return Tower("sounds", graph, weights, MOST_WINDOWS, units, coded=whisper.coded)
     sound = open_sounds(files)
     if sound is not None:
-        weights = partial(sound_weights, files, sound)
-        return Tower("sounds", describe_sounds(sound), weights, MOST_INPUTS)
+        weights, graph = partial(sound_weights, files, sound), describe_sounds(sound)
+        return Tower("sounds", graph, weights, MOST_INPUTS, sound.arch.max_context)
     picture = open_pictures(files)
     if picture is None:
         return None
@@ -71,4 +72,6 @@ def open_tower(files: ModelFiles) -> Tower | None:
         describe_pictures(picture),
         partial(picture_weights, files, picture),
         MOST_INPUTS * picture.most_tiles,
+        picture.arch.max_context,
+        layouts(files, picture),
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from ..base.arch import ModelArch
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.modelfiles import ModelFiles
 from ..models.registry import FAMILIES, describe
@@ -14,6 +15,7 @@ from .interleaved_experts import STACKS, ExpertPart, expert_parts
 from .jsonfile import read_json
 from .names import Shapes, check, each_expert, from_hf_name, kv_scales
 from .quantised_safetensors import QuantisedMatrices
+from .safetensors_file import StoredTensor
 from .shards import read_headers
 from .weight_source import Stored
 
@@ -47,7 +49,8 @@ def from_safetensors(files: ModelFiles) -> Iterator[tuple[str, Stored]]:
             claim(f"{module}.weight", main, shape)
     wanted = describe(files.arch).tensors()
     experts: dict[str, ExpertPart] = {}
-    if order := FAMILIES[files.arch.family].names.transposed:
+    order = FAMILIES[files.arch.family].names.transposed
+    if order and not (order == "perhaps" and _upright(stored, files.arch)):
         experts = expert_parts(stored, turns=order == "interleaved")
         found |= {name: part.shape for name, part in experts.items()}
         stored = {
@@ -91,3 +94,10 @@ def from_safetensors(files: ModelFiles) -> Iterator[tuple[str, Stored]]:
                 continue
             for each, part, (expert, row) in each_expert(names[name], tensor.shape):
                 yield each, tensor.rows(expert, row, part)
+
+
+def _upright(stored: Mapping[str, StoredTensor], arch: ModelArch) -> bool:
+    """Return whether stacks of experts are [experts, out, in], as transformers writes them."""
+    wanted = None if arch.moe is None else (2 * arch.moe.intermediate, arch.hidden)
+    stacks = (one for name, one in stored.items() if name.endswith(".experts.gate_up_proj"))
+    return all(stack.shape[1:] == wanted for stack in stacks)

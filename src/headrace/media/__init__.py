@@ -2,9 +2,8 @@
 
 Owns: the accepted formats, the limits on declared and decoded size, the child processes in which
 decoders run. Takes the bytes of a file; gives a sound's fp32 samples at 16 kHz, one channel, or a
-picture's tiles as a model's processor cuts them, or its pixels in one piece. `writing.py` encodes
-generated sound as a file. Knows nothing of models, routes or URLs: it opens no file by name and no
-connection.
+picture's tiles as a model's processor cuts them. `writing.py` encodes generated sound as a file.
+Knows nothing of models, routes or URLs: it opens no file by name and no connection.
 
 Invariant: whatever the bytes are, the caller gets samples, tiles or one typed refusal, in bounded
 time.
@@ -16,15 +15,7 @@ one of pictures a row of `_SIGNATURES` in `pictures.py` and of `PLUGINS` in `pic
 from .audio import RATE, AudioLimits, Decoded, Sound, decode, decode_into
 from .confined import OnChild
 from .formats import REFUSALS, declared
-from .pictures import (
-    PICTURE_REFUSALS,
-    Picture,
-    PictureLimits,
-    UncutPicture,
-    decode_picture,
-    decode_uncut,
-    levels,
-)
+from .pictures import PICTURE_REFUSALS, Picture, PictureLimits, decode_picture, levels
 
 __all__ = [
     "PICTURE_REFUSALS",
@@ -36,11 +27,9 @@ __all__ = [
     "Picture",
     "PictureLimits",
     "Sound",
-    "UncutPicture",
     "declared",
     "decode",
     "decode_into",
     "decode_picture",
-    "decode_uncut",
     "levels",
 ]

@@ -1,9 +1,8 @@
 """Child process that decodes a picture: `python -m headrace.media.picture_child` for one file.
 
-It reads the file from standard input and writes tiles, or the picture in one piece, to the
-descriptor named in its order: rows of pixels in RGB, a byte each. After importing Pillow it gives
-up what could do harm, as `child` does. The picture's size is read from its header and checked
-before anything of it is decoded.
+It reads the file from standard input and writes tiles to the descriptor named in its order: rows of
+pixels in RGB, a byte each. After importing Pillow it gives up what could do harm, as `child` does.
+The picture's size is read from its header and checked before anything of it is decoded.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from ..base.tiling import Cut, Tiling, cut
+from ..base.tiling import Cut, TooNarrow, cut, read
 from .seccomp import confine
 
 PLUGINS = {
@@ -71,32 +70,8 @@ def obey(order: dict[str, Any], pillow: Any) -> None:
 
 
 def _decode(order: dict[str, Any], pillow: Any, data: bytes) -> dict[str, Any]:
-    """Decode a picture and write its pixels as ordered: cut into tiles, or in one piece."""
-    tiling = Tiling(*order["tiling"]) if "tiling" in order else None
-    picture, found = _opened(order, pillow, data, tiling)
-    if tiling is not None:
-        assert found is not None, "it was cut"
-        grid = {"rows": found.rows, "columns": found.columns}
-        pieces = tiles_of(picture, found, tiling, pillow)
-    else:
-        piece = reduced(picture, order["longest"], pillow)
-        grid, pieces = {"rows": piece.height, "columns": piece.width}, iter([piece])
-    try:
-        with os.fdopen(order["into"], "wb", closefd=False) as target:
-            for each in pieces:
-                target.write(each.tobytes())
-    except OSError as error:
-        raise PictureRefused("room" if error.errno == errno.ENOSPC else "lost") from error
-    return {**grid, "width": picture.width, "height": picture.height}
-
-
-def _opened(
-    order: dict[str, Any], pillow: Any, data: bytes, tiling: Tiling | None
-) -> tuple[Any, Cut | None]:
-    """Return the upright picture and how it is cut; both are checked before it is decoded."""
-    pixels = int(order["pixels"])
+    rule, pixels = read(order["rule"]), int(order["pixels"])
     pillow.MAX_IMAGE_PIXELS = pixels
-    found = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # A frame may be larger than its file's header says: then Pillow itself would warn.
@@ -109,33 +84,34 @@ def _opened(
                 raise PictureRefused("empty")
             if width * height > pixels or max(width, height) > order["side"]:
                 raise PictureRefused("large")
-            both = (
-                [] if tiling is None else [cut(width, height, tiling), cut(height, width, tiling)]
-            )
-            if min((one.tiles for one in both), default=0) > order.get("tiles", 0):
+            try:
+                both = cut(width, height, rule), cut(height, width, rule)
+            except TooNarrow:
+                raise PictureRefused("narrow") from None
+            if all(_too_large(one, order) for one in both):
                 raise PictureRefused("tiles")
             # The orientation of a PNG may come after its pixels: now it is decoded.
             turned = picture.getexif().get(_ORIENTATION, 1) in _SIDEWAYS
-            if both:
-                found = both[turned]
-                if found.tiles > order["tiles"]:
-                    raise PictureRefused("tiles")
+            found = both[turned]
+            if _too_large(found, order):
+                raise PictureRefused("tiles")
             picture = upright(picture, pillow)
         except (pillow.DecompressionBombWarning, pillow.DecompressionBombError):
             raise PictureRefused("large") from None
     if picture.size != ((height, width) if turned else (width, height)):
         raise PictureRefused("damaged")
-    return picture, found
+    try:
+        with os.fdopen(order["into"], "wb", closefd=False) as target:
+            for each in tiles_of(picture, found, pillow):
+                target.write(each.tobytes())
+    except OSError as error:
+        raise PictureRefused("room" if error.errno == errno.ENOSPC else "lost") from error
+    grid = {"rows": found.rows, "columns": found.columns}
+    return {**grid, "width": picture.width, "height": picture.height}
 
 
-def reduced(picture: Any, longest: int, pillow: Any) -> Any:
-    """Return a picture whose longer side has at most `longest` pixels, each the mean of what it
-    covers."""
-    scale = longest / max(picture.size)
-    if scale >= 1.0:
-        return picture
-    size = [max(1, round(scale * side)) for side in picture.size]
-    return picture.resize(size, resample=pillow.Resampling.BILINEAR)
+def _too_large(found: Cut, order: dict[str, Any]) -> bool:
+    return bool(found.tiles > order["tiles"] or found.pixels > order["resized"])
 
 
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)
@@ -160,18 +136,20 @@ def upright(picture: Any, pillow: Any) -> Any:
     return turned.convert("RGB")
 
 
-def tiles_of(picture: Any, found: Cut, tiling: Tiling, pillow: Any) -> Iterator[Any]:
+def tiles_of(picture: Any, found: Cut, pillow: Any) -> Iterator[Any]:
     """Yield the tiles of a picture in RGB, row by row, then the whole one."""
-    lanczos, side = pillow.Resampling.LANCZOS, tiling.tile
-    whole = picture.resize(found.first, resample=lanczos).resize(found.second, resample=lanczos)
+    resample, (wide, high) = pillow.Resampling[found.filter.upper()], found.tile
+    came = picture
+    for size in found.sizes:
+        picture = picture.resize(size, resample=resample)
     if not found.rows:
-        yield whole
+        yield picture
         return
     for row in range(found.rows):
         for column in range(found.columns):
-            corner = column * side, row * side
-            yield whole.crop((*corner, corner[0] + side, corner[1] + side))
-    yield whole.resize((side, side), resample=lanczos)
+            left, above = column * wide, row * high
+            yield picture.crop((left, above, left + wide, above + high))
+    yield (came if found.anew else picture).resize(found.tile, resample=resample)
 
 
 def _say(answer: dict[str, Any]) -> None:

@@ -1,12 +1,10 @@
-"""Decoding of a picture's bytes to tiles or in one piece, in one confined child process per
-file."""
+"""Decoding of a picture's bytes to tiles, in one confined child process per file."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ import numpy.typing as npt
 
 from ..base.errors import InvalidRequest, Overloaded, TooLarge
 from ..base.extras import absent
-from ..base.tiling import Tiling
+from ..base.tiling import Sizing, TooNarrow, cut, written
 from .confined import OnChild, memory_file, run_child
 
 Codes = npt.NDArray[np.uint8]
@@ -24,7 +22,8 @@ PICTURE_REFUSALS = {
     "damaged": "the picture cannot be decoded",
     "empty": "the picture has no pixels",
     "large": "the picture has more pixels than are taken here",
-    "tiles": "the picture is cut into more tiles than there is room for",
+    "narrow": "one side of the picture is more than 200 times as long as the other",
+    "tiles": "the picture is cut into more tiles, or larger ones, than there is room for",
     "time": "the picture took too long to decode",
     "room": "the server has no room for the pixels",
     "lost": "the picture cannot be decoded within the limits of memory and time",
@@ -51,6 +50,8 @@ class PictureLimits:
     """Longest side in pixels."""
     tiles: int = 1 << 10
     """Tiles of the result, the whole picture's included."""
+    resized: int = 1 << 28
+    """Pixels of all tiles."""
     memory: int = 3 << 29
     """Bytes of address space of the child."""
     wall_seconds: float = 120.0
@@ -62,22 +63,10 @@ class Picture:
     """A decoded, resized and split picture."""
 
     tiles: Codes
-    """[tiles, side, side, 3] in RGB: row by row, then the whole picture's."""
+    """[tiles, height, width, 3] in RGB: row by row, then the whole picture's."""
     rows: int
     """0: the whole picture's tile alone."""
     columns: int
-    format: str
-    width: int
-    """Pixels of the file's picture, turned as its EXIF says."""
-    height: int
-
-
-@dataclass(frozen=True, slots=True)
-class UncutPicture:
-    """A decoded picture in one piece."""
-
-    pixels: Codes
-    """[height, width, 3] in RGB; smaller than the file's picture if that was too large."""
     format: str
     width: int
     """Pixels of the file's picture, turned as its EXIF says."""
@@ -93,7 +82,7 @@ def picture_format(data: bytes) -> str | None:
 
 def decode_picture(
     data: bytes,
-    tiling: Tiling,
+    rule: Sizing,
     limits: PictureLimits = PictureLimits(),
     param: str = "file",
     on_child: OnChild | None = None,
@@ -105,49 +94,6 @@ def decode_picture(
     damaged or has too many pixels or tiles, and `TooLarge` if it has too many bytes. Raises
     `PackageAbsent` without Pillow, and `Overloaded` if there is no memory for the result.
     """
-    most = limits.tiles
-    order = {"tiling": tiling, "tiles": most, "result": most * 3 * tiling.tile**2}
-    shape = partial(_of_tiles, tiling.tile, most)
-    answer, tiles = _decoded(data, order, shape, limits, param, on_child)
-    return Picture(tiles, answer["rows"], answer["columns"], *_about(answer))
-
-
-def decode_uncut(
-    data: bytes,
-    longest: int,
-    limits: PictureLimits = PictureLimits(),
-    param: str = "file",
-    on_child: OnChild | None = None,
-) -> UncutPicture:
-    """Decode the first frame of a picture, reduced if a side is longer than `longest`. Blocks and
-    raises as `decode_picture`."""
-    order = {"longest": longest, "result": 3 * longest**2}
-    answer, pixels = _decoded(data, order, partial(_of_one, longest), limits, param, on_child)
-    return UncutPicture(pixels, *_about(answer))
-
-
-Shaped = Callable[[int, int], tuple[int, ...] | None]
-"""Shape of the pixels by the rows and columns of an answer; None if no child can answer so."""
-
-
-def _of_tiles(side: int, most: int, rows: int, columns: int) -> tuple[int, ...] | None:
-    fits = bool(rows) == bool(columns) and rows * columns < most
-    return (rows * columns + 1, side, side, 3) if fits else None
-
-
-def _of_one(longest: int, rows: int, columns: int) -> tuple[int, ...] | None:
-    return (rows, columns, 3) if 0 < rows <= longest and 0 < columns <= longest else None
-
-
-def _decoded(
-    data: bytes,
-    form: Mapping[str, Any],
-    shape: Shaped,
-    limits: PictureLimits,
-    param: str,
-    on_child: OnChild | None,
-) -> tuple[dict[str, Any], Codes]:
-    """Have a child decode a file; return its answer and the pixels."""
     if len(data) > limits.bytes:
         raise TooLarge(
             f"the file has {len(data):,} bytes, at most {limits.bytes:,} are taken", param=param
@@ -155,14 +101,22 @@ def _decoded(
     format = picture_format(bytes(data[:12]))
     if format is None:
         raise InvalidRequest(PICTURE_REFUSALS["format"], param=param)
-    bounds = {"pixels": limits.pixels, "side": limits.side, "memory": limits.memory}
-    order = {"format": format, **bounds, **form}
-    with memory_file("picture") as source, memory_file("pixels") as target:
+    order = {
+        "format": format,
+        "rule": written(rule),
+        "pixels": limits.pixels,
+        "side": limits.side,
+        "tiles": limits.tiles,
+        "resized": limits.resized,
+        "memory": limits.memory,
+        "result": 3 * limits.resized,
+    }
+    with memory_file("picture") as source, memory_file("tiles") as target:
         source.write(data)
         source.flush()
         os.lseek(source.fileno(), 0, os.SEEK_SET)
         answer = run_child("picture_child", order, source, target, limits.wall_seconds, on_child)
-        if not _believable(answer, limits, shape):
+        if not _believable(answer, limits, rule):
             answer = {"refused": "lost"}
         if "absent" in answer:
             raise absent("reading pictures needs", "pillow", "pictures")
@@ -170,14 +124,12 @@ def _decoded(
             raise Overloaded(PICTURE_REFUSALS["room"], retry_after=5.0)
         if "refused" in answer:
             raise InvalidRequest(PICTURE_REFUSALS[answer["refused"]], param=param)
-        pixels = np.empty(shape(answer["rows"], answer["columns"]) or 0, np.uint8)
-        if os.preadv(target.fileno(), [pixels.data.cast("B")], 0) != pixels.nbytes:
+        found = cut(answer["width"], answer["height"], rule)
+        tiles = np.empty((found.tiles, *found.tile[::-1], 3), np.uint8)
+        if os.preadv(target.fileno(), [tiles.data.cast("B")], 0) != tiles.nbytes:
             raise InvalidRequest(PICTURE_REFUSALS["lost"], param=param)
-    return {**answer, "format": format}, pixels
-
-
-def _about(answer: dict[str, Any]) -> tuple[str, int, int]:
-    return answer["format"], answer["width"], answer["height"]
+    numbers = answer["rows"], answer["columns"], format, answer["width"], answer["height"]
+    return Picture(tiles, *numbers)
 
 
 def levels(scale: float, mean: Sequence[float], deviation: Sequence[float]) -> Floats:
@@ -189,14 +141,22 @@ def levels(scale: float, mean: Sequence[float], deviation: Sequence[float]) -> F
     return normalised
 
 
-def _believable(answer: Any, limits: PictureLimits, shape: Shaped) -> bool:
+def _believable(answer: Any, limits: PictureLimits, rule: Sizing) -> bool:
     """Check that the answer has one of the three known forms: a compromised child may send
     anything."""
     if not isinstance(answer, dict):
         return False
     if "rows" in answer:
-        numbers = [answer.get(name) for name in ("rows", "columns", "width", "height")]
+        names = "rows", "columns", "width", "height"
+        numbers = [answer.get(name) for name in names]
         if not all(type(one) is int and 0 <= one <= limits.side for one in numbers):
             return False
-        return shape(answer["rows"], answer["columns"]) is not None
+        rows, columns, width, height = (int(answer[name]) for name in names)
+        try:
+            found = cut(width, height, rule) if width and height else None
+        except TooNarrow:
+            return False
+        if found is None or (found.rows, found.columns) != (rows, columns):
+            return False
+        return found.tiles <= limits.tiles and found.pixels <= limits.resized
     return answer.get("refused") in PICTURE_REFUSALS or isinstance(answer.get("absent"), str)

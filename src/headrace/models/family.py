@@ -90,8 +90,9 @@ class Names(NamedTuple):
     """Pattern of names in a folder that the text model does not need."""
     permuted: bool = False
     """Whether rows of q and k in GGUF have the halves of a rotary pair adjacent."""
-    transposed: Literal["", "interleaved", "halves"] = ""
-    """Order of gate and up in a folder's transposed stacks of experts; "": no such stacks."""
+    transposed: Literal["", "interleaved", "halves", "perhaps"] = ""
+    """Order of gate and up in a folder's transposed stacks of experts; "": no such stacks;
+    "perhaps": halves, if the stacks have no other shape."""
     predicts: bool = False
     """Whether there may be layers after the last one, which predict a second token."""
 

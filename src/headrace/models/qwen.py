@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from .common import MIXTURE
+from .common import MIXTURE, UNBIASED
 from .family import Config, Family, Names, flag, integer
 from .llama import llama, switched_window
+from .ropes import rope_by_axes
 from .windows import layer_numbers, sliding
 
 _DEFAULTS = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
@@ -45,6 +46,15 @@ _LATER = {
 }
 _BIASED = flag("attention_bias", "", True, tensors="blk.0.attn_q.bias")
 _UNBIASED = flag("", "", False, tensors="blk.0.attn_output.bias")
+_UNDER_PICTURES = Names(unread=r"(model\.)?visual\..*")
+"""Names of tensors beside an encoder of pictures."""
+_BY_AXES = {"rope": rope_by_axes, "_interleaved": False}
+_SEEING = {
+    "vocab_size": 152_064, "hidden_size": 8192, "intermediate_size": 29_568,
+    "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
+    "max_position_embeddings": 32_768, "max_window_layers": 80, "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+}  # fmt: skip
 _QWEN2 = Family(
     "qwen2",
     llama,
@@ -53,22 +63,53 @@ _QWEN2 = Family(
     defaults=_DEFAULTS,
     fields={**_LATER, "qkv_bias": _BIASED, "output_bias": _UNBIASED},
     allowed={"attention_bias": (True,)},
-    names=Names(unread=r"(audio_tower|multi_modal_projector)\..*"),
+    names=Names(unread=r"(audio_tower|vision_tower|multi_modal_projector)\..*"),
 )
 FAMILIES = (
     _QWEN2,
     _QWEN2._replace(
-        types={"qwen2_audio": ("Qwen2AudioForConditionalGeneration",)},
+        types={
+            "qwen2_audio": ("Qwen2AudioForConditionalGeneration",),
+            "internvl": ("InternVLForConditionalGeneration",),
+        },
         gguf="",
         defaults={
             **_DEFAULTS, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
             "intermediate_size": 22_016, "vocab_size": 151_936,
         },
     ),
+    _QWEN2._replace(
+        name="qwen2_vl",
+        types={"qwen2_vl": ("Qwen2VLForConditionalGeneration",), "qwen2_vl_text": ()},
+        gguf="",
+        defaults=_SEEING,
+        fields={**_QWEN2.fields, **_BY_AXES},
+        names=_UNDER_PICTURES,
+    ),
+    _QWEN2._replace(
+        name="qwen2_5_vl",
+        types={"qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",), "qwen2_5_vl_text": ()},
+        gguf="",
+        defaults=_SEEING,
+        fields={**_QWEN2.fields, **_BY_AXES},
+        names=_UNDER_PICTURES,
+    ),
     Family(
         "qwen3", llama, {"qwen3": ("Qwen3ForCausalLM",)}, "qwen3",
         defaults={**_DEFAULTS, "head_dim": 128},
         fields={**_LATER, "qk_norm": True},
+    ),
+    Family(
+        "qwen3_vl", llama,
+        {"qwen3_vl": ("Qwen3VLForConditionalGeneration",), "qwen3_vl_text": ()},
+        defaults={
+            "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016,
+            "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+            "head_dim": 128, "max_position_embeddings": 128_000, "rope_theta": 5e5,
+        },
+        fields={"qk_norm": True, "rope": rope_by_axes, "_interleaved": True},
+        allowed=UNBIASED,
+        names=_UNDER_PICTURES,
     ),
     Family(
         "qwen3_moe", llama, {"qwen3_moe": ("Qwen3MoeForCausalLM",)}, "qwen3moe",
@@ -81,6 +122,23 @@ FAMILIES = (
             "qk_norm": True,
         },
         own=SPARSE,
+    ),
+    Family(
+        "qwen3_vl_moe", llama,
+        {"qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",), "qwen3_vl_moe_text": ()},
+        defaults={
+            "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 5632,
+            "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16,
+            "max_position_embeddings": 128_000, "rope_theta": 5e5, "num_experts": 60,
+            "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+        },
+        fields={
+            **MIXTURE, "moe.normalise": True, "moe.dense_at": dense_layers, "qk_norm": True,
+            "rope": rope_by_axes, "_interleaved": True,
+        },
+        allowed=UNBIASED,
+        own=SPARSE,
+        names=_UNDER_PICTURES._replace(transposed="perhaps"),
     ),
     Family(
         "qwen2_moe", llama, {"qwen2_moe": ("Qwen2MoeForCausalLM",)}, "qwen2moe",

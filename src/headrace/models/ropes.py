@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..base.arch import Rope
@@ -19,6 +20,8 @@ _HIGH = (4.0, 1.0)
 """Parameters that Llama 3.1, 3.2 and 3.3 share; only `factor` differs (8 or 32). Llama 4 has
 another `high_freq_factor`."""
 
+AXES = 3
+"""Axes of M-RoPE: time, row, column."""
 GROWTH = "llama_4_scaling_beta"
 _SHARE = "partial_rotary_factor"
 THETA = number("rope_theta", "rope.freq_base", 1.0, 1e12, 1e4)
@@ -65,6 +68,28 @@ def rope(config: Config) -> Rope:
     if "rope.share" in config.table:
         given.pop(_SHARE, None)
     return rope_of(config, given)
+
+
+def rope_by_axes(config: Config) -> Rope:
+    """Read a rope whose pairs turn by time, row and column (M-RoPE, Wang et al. 2024): in sections,
+    or interleaved if the family says so in `_interleaved` (Qwen3-VL)."""
+    given, pairs = parameters(config), int(config["head_dim"]) // 2
+    stated = given.pop("mrope_section", None)
+    given.pop("mrope_interleaved", None)
+    given = {key: "default" if value == "mrope" else value for key, value in given.items()}
+    interleaved = config.table["_interleaved"]
+    section = ([24, 20, 20] if interleaved else [16, 24, 24]) if stated is None else stated
+    numbers = isinstance(section, list) and all(type(one) is int and one >= 0 for one in section)
+    if not numbers or len(section) != AXES or sum(section) != pairs:
+        raise UnsupportedModel(
+            f"config.json: mrope_section is {section!r:.80}; must be {AXES} numbers of pairs, "
+            f"{pairs} together",
+            param="mrope_section",
+        )
+    axes = [axis for axis, count in enumerate(section) for _ in range(count)]
+    if interleaved:
+        axes = [at % AXES if at < AXES * section[at % AXES] else 0 for at in range(pairs)]
+    return replace(rope_of(config, given), axes=tuple(axes))
 
 
 def within(config: Config, given: Mapping[str, Any]) -> Config:

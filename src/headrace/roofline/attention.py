@@ -102,10 +102,13 @@ def bidirectional_attention(
     """Count 4 · H · E FLOPs for each of n² pairs of an input of n tokens, 5 · H for the softmax.
 
     `Composition` counts causal pairs, n · (n + 1) / 2 each: all pairs are twice that less n. q, k
-    and v come from this step's projection; nothing is cached.
+    and v come from this step's projection; nothing is cached. With windows of w tokens, n · w pairs
+    at most.
     """
     tokens = step.tokens
     pairs = 2 * step.attended[None].pairs - tokens
+    if spec.window is not None:
+        pairs = min(pairs, tokens * spec.window)
     size = tokens * spec.queries * dtype_bytes(case.dtype)
     return Count(
         "attend",

@@ -358,7 +358,9 @@ def write(case: Case, step: Composition, group: Group, rows: int, mark: str) -> 
     """
     spec, b = group.node.spec, dtype_bytes(case.dtype)
     assert isinstance(spec, AttentionSpec)
-    kept = kv_token_bytes(spec, case.kv_dtype) if spec.kept else 0
+    kept = 0
+    if spec.kept and not spec.bidirectional:
+        kept = kv_token_bytes(spec, case.kv_dtype)
     rotated = rows * (spec.heads + (spec.kv_heads if spec.kept else 0)) * spec.size
     return Count(
         "write",

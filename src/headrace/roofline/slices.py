@@ -39,9 +39,9 @@ def _seconds(node: Node, hardware: Hardware, units: int) -> float:
         weight = node.weights[0]
         kind, flops = "product", 2.0 * node.out[0].rows.of(units) * weight.out * weight.width
         moved += NUMBER * prod((weight.out, weight.width))
-    elif isinstance(node.spec, AttentionSpec):
-        kind = "attention"
-        flops = node.spec.heads * (4 * node.spec.size + 5) * float(units) ** 2
+    elif node.kind == "attend" and isinstance(node.spec, AttentionSpec):
+        kind, seen = "attention", min(units, node.spec.window or units)
+        flops = node.spec.heads * (4 * node.spec.size + 5) * float(units) * seen
     elif node.kind == "scatter":
         moved *= 2  # Rows that are read and their places in x, at most all of them.
     curve = hardware.efficiency.curve(kind, (f"{kind}/many", f"{kind}/prefill"))

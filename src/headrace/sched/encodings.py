@@ -43,13 +43,14 @@ class Encoding:
     """One item: its readers, and the progress of its computation."""
 
     __slots__ = (
-        "aligns", "done", "in_flight", "name", "planned", "readers", "rows", "size", "slot",
-        "source", "state", "tries", "units",
+        "aligns", "columns", "done", "in_flight", "name", "planned", "readers", "rows", "size",
+        "slot", "source", "state", "tries", "units",
     )  # fmt: skip
 
     def __init__(self, name: EncodingName, span: InputSpan, size: int) -> None:
-        self.name, self.rows, self.size = name, span.length, size
-        self.units, self.aligns = span.units, span.aligns
+        """`span`: one of those that stand for it; `size`: its bytes."""
+        self.name, self.size, self.aligns = name, size, span.aligns
+        self.rows, self.units, self.columns = span.length, span.units, span.columns
         self.state: Literal["reserved", "wanted", "ready", "gone"] = "reserved"
         self.readers: dict[Work, SealedHandle] = {}
         """Handles of the input by the work that came with them."""
@@ -246,7 +247,7 @@ class Encodings:
                 found.slot = self._take()
             reader = min(found.readers, key=lambda one: one.rank)
             found.source = found.readers[reader]
-            given = found.slot, found.name, found.source, found.units, found.aligns
+            given = found.slot, found.name, found.source, found.units, found.columns, found.aligns
             plan.encodings.append(EncodingStart(*given))
         first, left = found.planned, self.shape.slices - found.planned
         room = WHOLE_SECONDS if self.shape.whole else room_of(len(decodes))

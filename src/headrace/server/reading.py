@@ -13,9 +13,10 @@ from starlette.requests import Request
 
 from ..base.errors import InvalidRequest, ModelNotFound
 from ..base.names import nearest
+from ..base.tiling import Reducing
 from ..engine.programs.engine import ProgramEngine
 from ..engine.programs.ocr import OcrPipeline, pipeline_names
-from ..media import PictureLimits, decode_uncut
+from ..media import PictureLimits, decode_picture
 from ..programs.ocr.steps import LONGEST
 from ..sched.deadlines import CLASSES
 from .caller import CALLER, RECEIVE
@@ -74,7 +75,8 @@ class OcrRoutes:
             owner=CALLER.get().owner,
         )
         async with begun as job:
-            picture = await service.decoders.run(decode_uncut, data, LONGEST, LIMITS, "image")
+            rule = Reducing(LONGEST)
+            picture = await service.decoders.run(decode_picture, data, rule, LIMITS, "image")
             lines = await pipeline.read(job, picture, service.hands.run)
         return {
             "object": "ocr",

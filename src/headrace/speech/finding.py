@@ -12,6 +12,7 @@ from ..loader.cache import hub_folder, is_hub_id
 from ..loader.catalog import CATALOG
 from ..loader.jsonfile import read_json
 from ..loader.open import fetched
+from ..models.pictures import KINDS as PICTURES
 
 DEFAULT_MODEL = "whisper-base"
 KINDS = ("whisper", "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt", "moonshine")
@@ -55,7 +56,7 @@ def listens(path: Path) -> bool:
 
 def sees(path: Path) -> bool:
     """Tell whether a folder is a language model that takes pictures in its prompt."""
-    return _model_type(path) in ("idefics3", "smolvlm")
+    return _model_type(path) in PICTURES
 
 
 def _model_type(path: Path) -> object:

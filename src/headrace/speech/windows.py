@@ -42,6 +42,6 @@ class Windows:
         digest = blake2b(features.data, digest_size=16, person=kind).digest()
         payload = self._payloads.hold("", features)
         try:
-            yield InputSpan(0, 0, "sound", digest, payload.source, rows, aligns)
+            yield InputSpan(0, 0, "sound", digest, payload.source, rows, aligns=aligns)
         finally:
             payload.close()

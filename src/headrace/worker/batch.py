@@ -89,7 +89,7 @@ def make_batch(
         )
         for table, group in zip(map(tensor, tables.tables), pool.groups, strict=True)
     ]
-    states = None
+    states, turns = None, rows.turns(plan)
     if any(group.state for group in pool.groups):
         own = np.zeros((len(plan.rows), STATE_COLUMNS), np.int32)
         states = rows.settle_states(plan, drafted, own)
@@ -109,6 +109,7 @@ def make_batch(
         targets=targets,
         adapters=rows.adapters(plan.rows, plan.counts),
         encoded=rows.encoded(plan),
+        turns=None if turns is None else tensor(turns).to(device),
         states=states,
     )
 

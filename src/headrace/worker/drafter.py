@@ -25,7 +25,7 @@ def load_drafter(
     Every rank drafts with all of it. It uses the threads of `text`, and a head its embedding and
     output head if it has none.
     """
-    files, graph, source = opened
+    files, graph, source = opened[:3]
     if isinstance(files, HeadFiles):
         context = min(options.max_context, files.arch.arch.max_context)
         part = Part(graph, source, options, resolved, context, beside=text, shared=target.weights)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..base.encodings import EncodingName, EncodingStart, SealedHandle
 from ..base.errors import EngineFault
 from ..base.modelfiles import ModelFiles
-from ..base.slices import most_units, slices
+from ..base.slices import slices
 from ..base.spec import InputSpan
 from ..base.step import Admission, PoolShape, StepPlan
 from ..dist.payloads import read_payload
@@ -26,10 +26,13 @@ from ..kernels.cpu.pieces import pieces_of
 from ..kernels.encoded import EncodedRows
 from ..kernels.in_pieces import NOTHING, InPieces, InterpretedPieces
 from ..kernels.operators import KvCache, StepBatch
+from ..loader.picture_layout import Layout
+from ..loader.towers import Tower
 from .cross import CrossBlocks, Floats
 from .loading import OpenPart
 from .options import Resolved, WorkerOptions
 from .part import Part
+from .turns import turns_of
 
 
 @dataclass(slots=True)
@@ -40,12 +43,16 @@ class EncodedItem:
     name: EncodingName
     source: SealedHandle
     units: int
+    columns: int
+    """`InputSpan.columns`."""
     done: int = 0
     """Slices that are computed."""
     under: Any = None
     """The item as its runner knows it, until all slices are computed."""
+    layout: Layout | None = None
     rows: Array | None = None
-    """[n, D], once all slices are computed; None if it is in blocks."""
+    """[n, D], once all slices are computed: further outputs of the encoder lie beside the first.
+    None if it is in blocks."""
     aligns: bool = False
     keys: dict[int, Floats] = field(default_factory=dict)
     """K [n, D] in fp32 by aligned layer, of an item that is to be aligned."""
@@ -54,12 +61,16 @@ class EncodedItem:
 class Encoder:
     """A loaded encoder part, its items, and the spans of prompts that stand for their rows."""
 
-    def __init__(self, part: Part, cross: CrossBlocks | None = None) -> None:
-        """`cross`: the blocks of encodings that texts attend to."""
+    def __init__(
+        self, part: Part, tower: Tower, *, turned: bool = False, cross: CrossBlocks | None = None
+    ) -> None:
+        """`turned`: whether the language model's ropes turn by axes (`Rope.axes`). `cross`: the
+        blocks of encodings that texts attend to."""
         self.part, self.cross = part, cross
+        self._tower, self._turned = tower, turned
         graph = part.model.graph
         self._bounds = slices(graph)
-        (self._input,), (self._output,) = graph.inputs, graph.outputs.values()
+        self._input, self._outputs = graph.inputs[0], list(graph.outputs.values())
         self._run: InPieces
         if cross is None:
             self._lower(NOTHING)
@@ -71,16 +82,20 @@ class Encoder:
     def _lower(self, cache: KvCache) -> None:
         graph, weights = self.part.model.graph, self.part.model.weights
         given = self.part.operators, graph, weights
-        lowered = pieces_of(*given, most_units(graph), cache)
+        lowered = pieces_of(*given, self._tower.units, cache)
         self._run = lowered or InterpretedPieces(*given, cache)
 
     def bind(self, pool: PoolShape, cache: KvCache) -> None:
         """Take the blocks of the text part's cache, and forget all items and rows."""
+        self.forget()
+        if self.cross is not None:
+            self._lower(self.cross.bind(pool, cache, self.part))
+
+    def forget(self) -> None:
+        """Forget all items and rows."""
         self._items.clear()
         self._named.clear()
         self._spans.clear()
-        if self.cross is not None:
-            self._lower(self.cross.bind(pool, cache, self.part))
 
     def across(self, plan: StepPlan, batch: StepBatch) -> StepBatch:
         """Return the tokens of a step of the text part as they attend to encodings, for
@@ -104,10 +119,11 @@ class Encoder:
 
     def warm_up(self) -> None:
         """Touch every kernel once."""
-        units = min(16, most_units(self.part.model.graph))
+        units = min(16, self._tower.units)
         rows = np.zeros((self._input.rows.of(units), self._input.width), np.float32)
+        layout = None if self._tower.layouts is None else self._tower.layouts(units, 1)
         with self.part.inference():
-            item = self._run.begin(self._batch(units, 0), self.part.activations(rows))
+            item = self._begin(units, layout, rows, 0)
             self._run.run(item, self._bounds[-1])
 
     def take(self, plan: StepPlan) -> None:
@@ -133,7 +149,10 @@ class Encoder:
         assert item.done == first, "slices are computed in their order"
         with self.part.inference():
             if not first:
-                item.under = self._run.begin(self._batch(item.units, slot), self._read(item))
+                rows = self._read(item)
+                if self._tower.layouts is not None:
+                    item.layout = self._tower.layouts(item.units, item.columns)
+                item.under = self._begin(item.units, item.layout, rows, slot)
             if item.aligns and self.cross is not None:
                 for node, layer, value in self.cross.aligned:
                     if self._bounds[first] <= node < self._bounds[first + count]:
@@ -142,30 +161,59 @@ class Encoder:
             self._run.run(item.under, self._bounds[first + count])
             item.done += count
             if item.done == len(self._bounds) - 1:
-                if self.cross is None:
-                    rows = self._run.rows(item.under, self._output)
-                    item.rows = rows.copy() if isinstance(rows, np.ndarray) else rows
-                item.under = None
+                self._finish(item)
 
-    def _read(self, item: EncodedItem) -> Array:
+    def _begin(self, units: int, layout: Layout | None, rows: Floats, slot: int) -> Any:
+        """Begin a run of the graph over an input."""
+        given = [rows, *(layout.given if layout is not None else ())]
+        return self._run.begin(self._batch(units, layout, slot), *map(self.part.activations, given))
+
+    def _finish(self, item: EncodedItem) -> None:
+        """Take the rows of an item whose slices are computed, in the order of the prompt, unless
+        they are in blocks."""
+        if self.cross is not None:
+            item.under = None
+            return
+        made = [self._run.rows(item.under, output) for output in self._outputs]
+        rows = made[0] if len(made) == 1 else joined(made, 1)
+        if item.layout is not None and item.layout.back is not None:
+            rows = rows[item.layout.back]
+        own = isinstance(rows, np.ndarray) and rows.base is not None
+        item.rows, item.under, item.layout = rows.copy() if own else rows, None, None
+
+    def _read(self, item: EncodedItem) -> Floats:
         source, rows = item.source, self._input.rows.of(item.units)
         if (source.rows, source.width) != (rows, self._input.width):
             raise EngineFault(
                 f"the input has {source.rows} rows of {source.width} numbers, not {rows} of "
                 f"{self._input.width}"
             )
-        return self.part.activations(read_payload(source))
+        return read_payload(source)
 
-    def _batch(self, units: int, slot: int) -> StepBatch:
+    def _batch(self, units: int, layout: Layout | None, slot: int) -> StepBatch:
         """Return the step of one entry of `units` rows, which attend to each other."""
         if self.cross is not None:
             return self.cross.writing(units, slot)
         positions = np.arange(units)
         arrays = [positions, positions, np.array([0, units], np.int32), _int32(units), _NONE]
+        further: list[Array | None] = [None, None]
+        if layout is not None:
+            further = [layout.turns, layout.windows]
         if not self.part.operators.host:
             arrays = [tensor(each) for each in arrays]
+            further = [None if each is None else tensor(each) for each in further]
         tokens, places, bounds, lengths, sampled = arrays
-        return StepBatch(tokens, places, bounds, lengths, [], sampled, units, units)
+        made = StepBatch(tokens, places, bounds, lengths, [], sampled, units, units)
+        made.turns, made.windows = further
+        return made
+
+    def turns_of(self, plan: StepPlan) -> npt.NDArray[np.int64] | None:
+        """Return `StepBatch.turns` of a step of the text part."""
+        if not self._turned or self._spans.keys().isdisjoint(plan.rows):
+            return None
+        spans = [self._spans.get(row, ("", ()))[1] for row in plan.rows]
+        given = zip(spans, plan.starts, plan.counts, strict=True)
+        return np.concatenate([turns_of(*each) for each in given], 1)
 
     def rows_of(self, plan: StepPlan) -> EncodedRows | None:
         """Return the rows of encodings in a step of the text part, for `StepBatch.encoded`."""
@@ -201,19 +249,21 @@ def load_encoder(
 ) -> Encoder:
     """Load the encoder of a model, which uses the threads of `text`. Its weights stay as the files
     have them: `quantise` is about the language model."""
-    files, graph, source = opened
+    files, graph, source, tower = opened
+    assert tower is not None, "an encoder comes with its tower"
     kinds = source.kinds()
     own = replace(options, quantise="auto")
-    units = most_units(graph)
-    part = Part(graph, source, own, resolved, units, shelf=shelf, beside=text)
-    if not isinstance(files, ModelFiles) or files.arch.cross is None:
-        return Encoder(part)
-    coded = "Q8_0" in kinds
-    return Encoder(part, CrossBlocks(files.arch, graph, coded))
+    part = Part(graph, source, own, resolved, tower.units, shelf=shelf, beside=text)
+    if isinstance(files, ModelFiles) and files.arch.cross is not None:
+        return Encoder(part, tower, cross=CrossBlocks(files.arch, graph, "Q8_0" in kinds))
+    ropes = [getattr(spec, "rope", None) for spec in text.model.graph.attentions()]
+    turned = any(rope is not None and rope.axes for rope in ropes)
+    return Encoder(part, tower, turned=turned)
 
 
 def _item(start: EncodingStart) -> EncodedItem:
-    return EncodedItem(start.slot, start.name, start.source, start.units, aligns=start.aligns)
+    given = start.slot, start.name, start.source, start.units, start.columns
+    return EncodedItem(*given, aligns=start.aligns)
 
 
 def _int32(*numbers: int) -> npt.NDArray[np.int32]:

@@ -111,7 +111,7 @@ class HostBatches:
             return make_batch(
                 plan, drafted, self._rows, self._tables, self._pool, token_types=self._typed
             )
-        if total == count and not self._typed and all(plan.samples):
+        if total == count and not self._typed and all(plan.samples) and not self._turned(plan):
             columns = self._rows.columns[plan.rows]
             if not columns["pooling"].any() and (columns["adapter"] < 0).all():
                 return self._decode(plan, count)
@@ -124,6 +124,8 @@ class HostBatches:
         count, total = len(plan.rows), sum(plan.counts)
         if self._typed or total > self._limits.tokens or count > self._limits.entries:
             return None
+        if self._turned(plan):
+            return None
         if total != count + (0 if drafted is None else sum(drafted)) or not all(plan.samples):
             return None
         if drafted is None:
@@ -131,6 +133,10 @@ class HostBatches:
         if total > _LOOPED:
             return self._mixed(plan, count, total, drafted)
         return self._verify_few(plan, count, total, drafted)
+
+    def _turned(self, plan: StepPlan) -> bool:
+        """Return whether a rope turns a token of the step by other numbers than its position."""
+        return self._rows.turns(plan) is not None
 
     def keep(self, tokens: list[int]) -> None:
         """Write each row's new token after its computed ones; after `decode`, the step's tokens."""
@@ -251,7 +257,8 @@ class HostBatches:
         batch.rules = self._rows.rules(rows[sampling])
         self._settle(plan, drafted)
         batch.adapters = self._rows.adapters(rows, counts)
-        batch.encoded = self._rows.encoded(plan)
+        batch.encoded, turns = self._rows.encoded(plan), self._rows.turns(plan)
+        batch.turns = None if turns is None else self._view(turns)
         if self._typed:
             second = np.repeat(self._rows.columns["second_at"][rows], counts)
             self._types[:total] = (second > 0) & (positions >= second)

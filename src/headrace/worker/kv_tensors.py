@@ -171,8 +171,8 @@ def leave_biases_out(model: Model, backend: str, cache: KvCache) -> None:
         given = graph.nodes[source] if source >= 0 else None
         if dtype_name(kv.k) != "int8" or given is None or given.kind != "linear":
             continue
-        if len(given.weights) < 2:
-            continue
+        if len(given.weights) < 2 or (spec.rope is not None and spec.rope.axes):
+            continue  # By axes a bias is turned by more than its key's position.
         keys = slice(spec.queries, spec.queries + spec.kv_heads * spec.size)
         bias = floats(weights.vector(given.weights[1]))[keys].reshape(spec.kv_heads, spec.size)
         rope = weights.rope(spec)

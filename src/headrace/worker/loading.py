@@ -19,7 +19,7 @@ from ..kernels.program import Provider
 from ..kernels.select import choose
 from ..loader.heads import HeadFiles, head_weights, open_head, tap_name, tap_weights
 from ..loader.open import open_model
-from ..loader.towers import open_tower
+from ..loader.towers import Tower, open_tower
 from ..loader.weight_source import WeightSource
 from ..loader.weights import load_weights
 from ..models.heads import STATES, describe_head, tapped
@@ -36,6 +36,8 @@ class OpenPart(NamedTuple):
     files: ModelFiles | HeadFiles
     graph: Graph
     source: WeightSource
+    tower: Tower | None = None
+    """Sizes and layouts of an encoder; None for another part."""
 
 
 def choose_operators(
@@ -68,7 +70,7 @@ def choose_operators(
 def kernel_decisions(files: ModelFiles, options: WorkerOptions) -> list[Decision]:
     """Return what a worker would choose, without loading a weight. Raises as `Worker` does."""
     resolved = resolve(options)
-    _, graph, source = open_parts(files, options)["text"]
+    graph, source = open_parts(files, options)["text"][1:3]
     return choose_operators(graph, options, resolved, source)[1]
 
 
@@ -98,7 +100,7 @@ def open_parts(files: ModelFiles, options: WorkerOptions) -> dict[str, OpenPart]
     tower = open_tower(files) if encodes(options) else None
     if tower is not None:
         own = WeightSource(tower.weights())
-        parts["encoder"] = OpenPart(files, tower.graph, own)
+        parts["encoder"] = OpenPart(files, tower.graph, own, tower)
     return parts
 
 

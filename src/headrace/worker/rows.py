@@ -68,6 +68,8 @@ class Rows:
         self.held = np.zeros(rows, np.bool_)
         self.encoded: Callable[[StepPlan], EncodedRows | None] = lambda plan: None
         """Finder of the rows of encodings in a step."""
+        self.turns: Callable[[StepPlan], npt.NDArray[np.int64] | None] = lambda plan: None
+        """Finder of `StepBatch.turns`."""
         self.across: Callable[[StepPlan, StepBatch], StepBatch] | None = None
         """Maker of `StepBatch.across`; None: the model attends to no inputs."""
         self.version = 0

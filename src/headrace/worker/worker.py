@@ -110,7 +110,7 @@ class Worker:
         if device == "cpu":
             _set_torch_threads(threads)
         begin = time.perf_counter()
-        _, graph, source = opened["text"]
+        graph, source = opened["text"][1:3]
         self.text: Part
         self.text = text = Part(
             graph,
@@ -246,6 +246,7 @@ class Worker:
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
             if self.encoder is not None:
                 self._rows.encoded = self.encoder.rows_of
+                self._rows.turns = self.encoder.turns_of
                 if self.encoder.cross is not None:
                     self._rows.across = self.encoder.across
             if self._adapters is not None:

@@ -18,15 +18,13 @@ from ...dist.payloads import MOST_OF_ONE, SealedInputs
 from ...loader.pictures import open_pictures
 from ...loader.towers import MOST_INPUTS
 from ...media import OnChild, PictureLimits, decode_picture, levels
-from ...models.pictures import CHANNELS, KINDS, PictureArch
+from ...models.picture_arch import CHANNELS, PictureArch
 from ...text.tokenizer import Tokenizer
 
 Codes = npt.NDArray[np.uint8]
 LIMITS = PictureLimits()
-FORM = 1
+FORM = 2
 """Version of the pixels: equal tiles have equal names as long as it stands."""
-AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
-"""Tokens of the family's prompts: around tiles, and before the whole picture."""
 
 
 class PreparedTile(NamedTuple):
@@ -36,6 +34,10 @@ class PreparedTile(NamedTuple):
     """[patches, 3 · patch²]: the bytes of each patch, channel by channel."""
     digest: bytes
     """`InputSpan.digest`."""
+    rows: int
+    """Rows of the language model."""
+    columns: int
+    """`InputSpan.columns`."""
 
 
 class PreparedPicture(NamedTuple):
@@ -44,6 +46,11 @@ class PreparedPicture(NamedTuple):
     tiles: list[PreparedTile]
     rows: int
     columns: int
+
+    @property
+    def length(self) -> int:
+        """Rows of the language model for all tiles."""
+        return sum(tile.rows for tile in self.tiles)
 
 
 class PicturePrompts:
@@ -65,15 +72,13 @@ class PicturePrompts:
             )
         self._tokenizer, self._token = tokenizer, place
         arch = picture.arch
-        said = KINDS[0], FORM, model, picture.patch, arch.hidden, arch.layers, picture.hidden
-        self._name = repr((*said, self.levels.tolist())).encode()
-        order = np.array(picture.order())
-        self._order = order[:, 0] * picture.side + order[:, 1]
+        said = type(picture).KINDS[0], FORM, model, picture.patch, arch.hidden, arch.layers
+        self._name = repr((*said, picture.hidden, self.levels.tolist())).encode()
         heads = MOST_INPUTS * (self.levels.nbytes + 16)
-        self.most_tiles = (MOST_OF_ONE - heads) // (picture.side**2 * picture.width)
-        """Tiles of one request, whose memory is bounded as its owner's is."""
-        self.ids = lru_cache(maxsize=64)(self._ids)
-        """Prompt of a picture by its (rows, columns): ids, with `place` for each row of a tile."""
+        self.most_rows = (MOST_OF_ONE - heads) // (picture.factor**2 * picture.width)
+        """Rows of the pictures of one request, whose memory is bounded as its owner's is."""
+        self._order = lru_cache(maxsize=8)(self._order_of)
+        self._text = lru_cache(maxsize=64)(self._text_of)
 
     @property
     def place(self) -> int:
@@ -84,39 +89,51 @@ class PicturePrompts:
         self,
         data: bytes,
         param: str,
-        whole: bool,
+        small: bool,
         most: int,
         on_child: OnChild | None = None,
     ) -> PreparedPicture:
-        """Decode a file and cut it into at most `most` tiles; `whole`: into one. Raises as
-        `media.decode_picture`."""
-        tiling, limits = self.picture.tiling, LIMITS
-        if whole:
-            tiling = tiling._replace(split=False)
-        limits = PictureLimits(tiles=max(1, min(most, limits.tiles)))
-        made = decode_picture(data, tiling, limits, param, on_child)
-        tiles = [self.prepare(tile) for tile in made.tiles]
-        return PreparedPicture(tiles, made.rows, made.columns)
+        """Decode a file and cut it into tiles of at most `most` rows together; `small`: with little
+        detail. Raises as `media.decode_picture`."""
+        picture = self.picture
+        rule = picture.sizing.small() if small else picture.sizing
+        tiles = max(1, min(most // picture.least_rows, LIMITS.tiles))
+        resized = min(most * picture.row_pixels, LIMITS.resized)
+        limits = PictureLimits(tiles=tiles, resized=resized)
+        made = decode_picture(data, rule, limits, param, on_child)
+        return PreparedPicture([self.prepare(tile) for tile in made.tiles], made.rows, made.columns)
 
     def prepare(self, tile: Codes) -> PreparedTile:
-        """Arrange the pixels of a tile [side, side, 3] as the encoder reads them."""
-        side, patch = self.picture.side, self.picture.patch
-        cells = tile.reshape(side, patch, side, patch, CHANNELS).transpose(0, 2, 4, 1, 3)
-        patches = np.ascontiguousarray(cells.reshape(side * side, -1)[self._order])
+        """Arrange the pixels of a tile [height, width, 3] as the encoder reads them."""
+        picture, patch = self.picture, self.picture.patch
+        rows, columns = (side // patch for side in tile.shape[:2])
+        cells = tile.reshape(rows, patch, columns, patch, CHANNELS).transpose(0, 2, 4, 1, 3)
+        patches = np.ascontiguousarray(
+            cells.reshape(rows * columns, -1)[self._order(rows, columns)]
+        )
         digest = blake2b(self._name, digest_size=32)
+        digest.update(f"{rows} {columns} ".encode())
         digest.update(patches.tobytes())
-        return PreparedTile(patches, digest.digest())
+        if picture.extra:
+            patches = np.pad(patches, ((0, picture.extra), (0, 0)))
+        grid = columns // picture.factor if picture.gridded else 0
+        return PreparedTile(patches, digest.digest(), picture.rows_of(len(patches)), grid)
 
-    def _ids(self, rows: int, columns: int) -> tuple[int, ...]:
-        """Return the tokens that the model's processor writes for a picture."""
-        tile = self._token * self.picture.rows
-        text = ""
-        for row in range(1, rows + 1):
-            for column in range(1, columns + 1):
-                text += f"{AROUND}<row_{row}_col_{column}>{tile}"
-            text += "\n"
-        text += ("\n" if rows else "") + f"{AROUND}{WHOLE}{tile}{AROUND}"
-        return tuple(self._tokenizer.encode(text))
+    def ids(self, rows: int, columns: int, tile: int) -> tuple[int, ...]:
+        """Return the tokens that the model's processor writes for a picture cut into rows × columns
+        tiles of `tile` rows of the language model each: with `place` for each such row."""
+        ids: list[int] = []
+        for token in self._text(rows, columns):
+            ids += [token] * (tile if token == self.place else 1)
+        return tuple(ids)
+
+    def _text_of(self, rows: int, columns: int) -> list[int]:
+        return self._tokenizer.encode(self.picture.prompt(self._token, rows, columns))
+
+    def _order_of(self, rows: int, columns: int) -> npt.NDArray[np.int64]:
+        order = np.array(self.picture.laid(rows, columns).order)
+        found: npt.NDArray[np.int64] = order[:, 0] * columns + order[:, 1]
+        return found
 
 
 def open_picture_prompts(files: ModelFiles, tokenizer: Tokenizer) -> PicturePrompts | None:

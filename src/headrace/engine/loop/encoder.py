@@ -78,9 +78,12 @@ def _across(
     return shape._replace(bound=items * slot, slot=slot, whole=True), groups
 
 
+_FED = "activate", "gated"
+
+
 def _width(graph: Graph) -> int:
     """Return the numbers that a layer holds of a row: the residual, its norm, q, k and v, what
     attention mixes, and a feed-forward with its activation."""
-    hidden = next(node.out[0].width for node in graph.nodes if node.kind == "embed")
-    inner = max(node.out[0].width for node in graph.nodes if node.kind == "activate")
+    hidden = next(node.out[0].width for node in graph.nodes if node.kind == "add")
+    inner = max(node.reads[0].width for node in graph.nodes if node.kind in _FED)
     return 6 * hidden + 2 * inner

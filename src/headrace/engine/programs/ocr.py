@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...base.errors import EngineFault, UnsupportedModel
-from ...media import UncutPicture
+from ...media import Picture
 from ...programs.measured import Shapes
 from ...programs.ocr import steps
 from ...programs.ocr.pixels import Codes, Floats
@@ -40,15 +40,13 @@ class OcrPipeline:
             raise UnsupportedModel(f"{self.reader.name} does not say which characters it reads")
         self.characters = ("", *listed.split("\n"), " ")
 
-    async def read(
-        self, job: ProgramJob, picture: UncutPicture, beside: Beside
-    ) -> list[steps.TextLine]:
+    async def read(self, job: ProgramJob, picture: Picture, beside: Beside) -> list[steps.TextLine]:
         """Read a picture's lines, in reading order. `beside` computes what lies between runs.
 
         Raises as `ProgramJob.run`, and `InvalidRequest` for a picture that is not read.
         """
         size = picture.width, picture.height
-        page: steps.Page = await beside(steps.Page.of, picture.pixels, *size)
+        page: steps.Page = await beside(steps.Page.of, picture.tiles[0], *size)
         asked: Floats = await beside(page.for_detector)
         rows, columns = asked.shape[2:]
         ran = await self._run(job, self.detector, asked)

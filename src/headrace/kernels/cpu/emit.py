@@ -228,17 +228,19 @@ def embed(weight: Weight, scale: float, y: Matrix, index: str = "tokens") -> Emi
     return record("EMBED", weight.data, row, y, scale, kind, *weight.shape, INDICES[index])
 
 
-def scatter(y: Matrix, size: int) -> Emitted:
-    """Emit a copy of rows into y; rows and places are set before each run."""
-    return record("SCATTER", None, size, None, 0, y, size)
+def scatter(y: Matrix, size: int, *, adds: bool = False) -> Emitted:
+    """Emit a copy of rows into y, or a sum; rows and places are set before each run."""
+    return record("SCATTER", None, size, None, 0, y, size, adds)
 
 
-def fill_scatter(op: Any, rows: Array, places: Array) -> None:
-    """Set the rows [M, D], in fp32, and the places of the next runs; both must live until then."""
+def fill_scatter(op: Any, rows: Array, places: Array, first: int = 0) -> None:
+    """Set the rows [M, ·], in fp32, and the places of the next runs; both must live until then.
+    Columns from `first` on are taken."""
     assert dtype_name(rows) == "float32"
     assert dtype_name(places) == "int64"
-    assert rows.shape == (len(places), op.size)
-    op.x, op.x_stride, op.places = address(rows), stride(rows, 0), address(places)
+    assert rows.shape[0] == len(places)
+    assert first + op.size <= rows.shape[1]
+    op.x, op.x_stride, op.places = address(rows) + 4 * first, stride(rows, 0), address(places)
     op.count = len(places)
 
 
@@ -315,6 +317,11 @@ def can_gate(weight: Weight) -> bool:
     )
 
 
+def no_kv(spec: AttentionSpec) -> HrKv:
+    """Describe the heads of a layer whose K and V are not kept."""
+    return HrKv(heads=spec.heads, kv_heads=spec.kv_heads, head_dim=spec.size)
+
+
 def kv(layer: KvLayer, heads: int, kv_heads: int, group: int) -> HrKv:
     assert contiguous(layer.k)
     assert contiguous(layer.v)
@@ -344,14 +351,16 @@ def rope(
 ) -> Emitted:
     """Emit the rotation. Without a table only the norms are applied, and K and V written."""
     pairs = spec.rope is not None and spec.rope.interleaved
-    rotated, cos, sin = 0, None, None
+    rotated, cos, sin, axes = 0, None, None, None
     if table is not None:
         rotated, cos, sin = 2 * table.cos.shape[1], table.cos, table.sin
         assert contiguous(cos)
         assert contiguous(sin)
+        if spec.rope is not None and spec.rope.axes:
+            axes = np.array(spec.rope.axes, np.int32)
     growth, every, first = spec.growth or (0.0, 1, 0)
     whole = spec.whole_norm and bool(norms)
-    given = cache, qkv, *[*norms, None, None][:2], cos, sin, spec.eps, spec.norm_offset
+    given = cache, qkv, *[*norms, None, None][:2], cos, sin, axes, spec.eps, spec.norm_offset
     values = rotated, pairs, whole, VALUES[spec.values], growth, every, spec.behind, first
     return record("ROPE", *given, *values)
 
@@ -374,9 +383,11 @@ def attention(
     return record("ATTENTION", cache, q, y or NOWHERE, out, sinks, *numbers)
 
 
-def bidirectional(qkv: Matrix, heads: int, size: int, scale: float, y: Matrix) -> Emitted:
-    """Emit qkv [N, 3 · H · E] → y [N, H · E]: every token sees its whole entry."""
-    return record("BIDIRECTIONAL", qkv, y, scale, heads, size)
+def bidirectional(
+    qkv: Matrix, heads: int, size: int, scale: float, y: Matrix, *, windowed: bool = False
+) -> Emitted:
+    """Emit qkv [N, 3 · H · E] → y [N, H · E]: every token sees its whole entry, or its window."""
+    return record("BIDIRECTIONAL", qkv, y, scale, heads, size, windowed)
 
 
 def select(x: Matrix, y: Matrix, size: int) -> Emitted:

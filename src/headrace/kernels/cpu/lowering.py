@@ -24,6 +24,7 @@ from ...base.graph import (
     PartSpec,
     RouteSpec,
     ScaleSpec,
+    ScatterSpec,
     Value,
     WeightRef,
     WindowSpec,
@@ -59,8 +60,8 @@ class Lowering(Fusion):
         self.emitted: list[Emitted] = []
         self.head: HrLinear | None = None
         """The last product, if it has one part and gives the logits."""
-        self.scattered: Structure | None = None
-        """Record that takes rows of other parts."""
+        self.scattered: list[tuple[Structure, int]] = []
+        """Records that take rows of other parts, each with its first column of them."""
         self.share: ExchangeSpec | None = None
         """Part of the logits that `head` gives, if ranks share them."""
         self._floats: dict[Value, npt.NDArray[np.float32]] = {}
@@ -87,14 +88,18 @@ class Lowering(Fusion):
         return self._made[self._places[value]]
 
     def live(self, index: int) -> list[Value]:
-        """Return the values in fp32 that records of the nodes from `index` on read."""
+        """Return the values in fp32 that records of the nodes from `index` on read, and the results
+        of those before."""
         graph = self._graph
         made = [value for node in graph.nodes[:index] for value in node.out]
         return [
             value
             for value in (*graph.inputs, *made)
             if self._places[value] in self._made
-            and any(self._done_at(reader) >= index for reader in graph.readers(value))
+            and (
+                value in self._results
+                or any(self._done_at(reader) >= index for reader in graph.readers(value))
+            )
         ]
 
     def _matrix(self, value: Value) -> Matrix:
@@ -239,8 +244,10 @@ class Lowering(Fusion):
         self._emit("embed", emit.embed(self._weight(node), spec.scale, y, spec.index))
 
     def _scatter(self, index: int, node: Node) -> None:
-        emitted = emit.scatter(self._matrix(node.out[0]), node.out[0].width)
-        self.scattered = emitted[1]
+        spec = node.spec
+        assert isinstance(spec, ScatterSpec)
+        emitted = emit.scatter(self._matrix(node.out[0]), node.out[0].width, adds=spec.adds)
+        self.scattered.append((emitted[1], spec.first))
         self._emit("scatter", emitted)
 
     def _window(self, index: int, node: Node) -> None:
@@ -372,8 +379,8 @@ class Lowering(Fusion):
         assert isinstance(spec, AttentionSpec)
         norms = [self._weights.vector(ref) for ref in node.weights]
         table = self._weights.rope(spec)
-        given = self._kv(spec), self._matrix(node.reads[0]), spec
-        self._emit("rope", emit.rope(*given, norms, table))
+        cache = emit.no_kv(spec) if spec.bidirectional else self._kv(spec)
+        self._emit("rope", emit.rope(cache, self._matrix(node.reads[0]), spec, norms, table))
 
     def _kv(self, spec: AttentionSpec) -> HrKv:
         layer, group = self._cache.layers[spec.layer], self._cache.groups[spec.layer]
@@ -391,9 +398,10 @@ class Lowering(Fusion):
             self._emit("attention", emit.attention(*given, *how))
             return
         if spec.bidirectional:
-            sizes = spec.heads, spec.size, spec.scale
-            y = self._make_floats(node.out[0])
-            self._emit("attention", emit.bidirectional(self._matrix(node.reads[0]), *sizes, y))
+            sizes, y = (spec.heads, spec.size, spec.scale), self._make_floats(node.out[0])
+            qkv = self._matrix(node.reads[0])
+            op = emit.bidirectional(qkv, *sizes, y, windowed=spec.windowed)
+            self._emit("attention", op)
             return
         (out,) = self._nodes[self._picked.get(index, index)].out
         made = self._outputs(out, grain=spec.size)

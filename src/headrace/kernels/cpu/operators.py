@@ -134,14 +134,16 @@ class CpuOperators:
         spec: AttentionSpec,
         norms: Sequence[Array],
         rope: RopeTable | None,
-        kv: KvLayer,
+        kv: KvLayer | None,
         batch: StepBatch,
         group: int,
     ) -> Array:
-        cache = emit.kv(kv, spec.heads, spec.kv_heads, group)
+        cache = emit.no_kv(spec)
+        if kv is not None:
+            cache = emit.kv(kv, spec.heads, spec.kv_heads, group)
         op = emit.rope(cache, matrix(qkv), spec, norms, rope)
         self._run([op], fill_step(HrStep(), batch))
-        return qkv[:, : spec.queries]
+        return qkv if kv is None else qkv[:, : spec.queries]
 
     def attend(
         self,
@@ -155,7 +157,8 @@ class CpuOperators:
         q = q if stride(q, 1) == 1 else in_order(q)
         y = floats_like(q, len(q), spec.queries)
         if kv is None:
-            op = emit.bidirectional(matrix(q), spec.heads, spec.size, spec.scale, matrix(y))
+            given = matrix(q), spec.heads, spec.size, spec.scale, matrix(y)
+            op = emit.bidirectional(*given, windowed=spec.windowed)
         else:
             op = emit.attention(
                 emit.kv(kv, spec.heads, spec.kv_heads, group),

@@ -39,8 +39,8 @@ class Variant(NamedTuple):
     adapted: bool = False
     """Whether the adapters of `StepBatch.adapters` add to each product named in
     `CallByCall.additions`."""
-    scattered: bool = False
-    """Whether some rows are those of other parts."""
+    scattered: int = 0
+    """`Model.scattered_of`."""
 
 
 PLAIN = Variant()
@@ -153,7 +153,8 @@ class CpuProgram:
         """Return the program for this step's outputs, or None if it cannot be recorded."""
         some = self._selects and len(batch.sample_rows) != len(batch.tokens)
         every = want.hidden == "every" and some
-        variant = Variant(every, batch.adapters is not None, batch.encoded is not None)
+        scattered = self._plain.model.scattered_of(batch)
+        variant = Variant(every, batch.adapters is not None, scattered)
         if variant == self._variant:
             return self
         if variant not in self._others:
@@ -170,11 +171,12 @@ class CpuProgram:
             step, limits = fill_step(self._step, batch), self._limits
             if step.n > limits.tokens or step.b > limits.entries or step.r > limits.samples:
                 return False
-            if self._scattered is not None:
+            for record, first in self._scattered:
                 assert batch.encoded is not None, "this variant is for rows of other parts"
-                emit.fill_scatter(self._scattered, batch.encoded.rows, batch.encoded.places)
-            # Adapters and rows of other parts come in new memory with every step.
-            again = batch.fixed and batch.adapters is None and batch.encoded is None
+                emit.fill_scatter(record, batch.encoded.rows, batch.encoded.places, first)
+            # Adapters, rows of other parts and turns come in new memory with every step.
+            new = batch.adapters is not None or batch.turns is not None
+            again = batch.fixed and not new and batch.encoded is None
             self._filled = batch if again else None
         end, samples = self._end_of(want), self._step.r
         self._wanted, self._at = want, (end.at, end.count, self._at[2])

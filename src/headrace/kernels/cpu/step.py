@@ -26,6 +26,10 @@ def fill_step(step: HrStep, batch: StepBatch) -> HrStep:
     step.states = None if batch.states is None else _at(batch.states, "int32")
     if batch.types is not None:
         step.types = _at(batch.types, "int64")
+    step.turns = None if batch.turns is None else _at(batch.turns, "int64")
+    step.windows = None
+    if batch.windows is not None:
+        step.windows, step.window_count = _at(batch.windows, "int32"), len(batch.windows) - 1
     step.across = None
     if batch.across is not None:
         step.seen = fill_step(HrStep(), batch.across)

@@ -46,7 +46,7 @@ class TritonBackend:
             each.latent and (each.rotated or 0) > 64 for each in question.attentions
         ):
             return "no kernel for keys over latents with more than 64 rotated numbers"
-        if kind == "attend" and question.bidirectional:
+        if kind in ("write", "attend") and question.bidirectional:
             return "no kernel for attention to both sides"
         if kind == "write" and any(size % 2 for size in question.head_sizes()):
             return "no kernel for heads of an odd size"

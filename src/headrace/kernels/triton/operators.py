@@ -230,10 +230,11 @@ class TritonOperators(ReferenceOperators):
         spec: AttentionSpec,
         norms: Sequence[torch.Tensor],
         rope: RopeTable | None,
-        kv: KvLayer,
+        kv: KvLayer | None,
         batch: StepBatch,
         group: int,
     ) -> torch.Tensor:
+        assert kv is not None, "no kernel for attention to both sides"
         return rope_cache.rope_and_cache(qkv.contiguous(), spec, norms, rope, kv, batch, group)
 
     def attend(

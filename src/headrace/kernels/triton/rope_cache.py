@@ -312,6 +312,14 @@ def rope_and_cache(
     programs = triton.cdiv(heads, together) + written * triton.cdiv(kv_heads, together)
     growth, every, first = spec.growth or (0.0, 0, 0)
     cos, sin = (qkv, qkv) if rope is None else (rope.cos, rope.sin)
+    positions = batch.positions
+    if spec.rope is not None and spec.rope.axes and batch.turns is not None:
+        assert spec.growth is None, "queries grow with their position"
+        axes = torch.tensor(spec.rope.axes, device=qkv.device)
+        pairs = torch.arange(len(axes), device=qkv.device)
+        places = batch.turns[axes].T
+        cos, sin = (table[places, pairs].contiguous() for table in (cos, sin))
+        positions = torch.arange(tokens, device=qkv.device)
     _rope_kernel[(tokens, programs)](
         qkv,
         out,
@@ -324,7 +332,7 @@ def rope_and_cache(
         k_norm,
         cos,
         sin,
-        batch.positions,
+        positions,
         batch.groups[group].slots,
         heads,
         kv_heads,

@@ -1,4 +1,5 @@
-// Attention of an encoder: every token sees all tokens of its own entry, before and behind it.
+// Attention of an encoder: every token sees all tokens of its own entry, before and behind it, or of
+// its own window of the entry. Below, an entry is either.
 //
 // y = softmax(scale · q · kᵀ) · v, per entry and head, in fp32: q, k and v are of this very step,
 // so there are no pages and no masks. Work is cut into items of one head of one entry and up to
@@ -23,6 +24,17 @@ constexpr int64_t kQueries = 16 * kTallest;  // of an item, at most
 HR_INLINE int64_t up16(int64_t n) { return (n + 15) / 16 * 16; }
 
 HR_INLINE int64_t parts_of(int64_t length) { return (length + kQueries - 1) / kQueries; }
+
+// Tokens that see each other: entries of the step, or its windows.
+struct Runs {
+  const int32_t* bounds;  // [count + 1]
+  int64_t count;
+};
+
+HR_INLINE Runs runs_of(const HrBidirectional& op, const HrStep& step) {
+  if (op.windowed) return {step.windows, step.window_count};
+  return {step.query_starts, step.b};
+}
 
 // One head of one entry, laid out for a thread: its part of the work space.
 struct OneHead {
@@ -107,8 +119,9 @@ namespace hr::HR_NAME {
 
 Room bidirectional_room(const HrBidirectional& op, const HrStep& step) {
   int64_t longest = 0;
-  for (int32_t b = 0; b < step.b; ++b) {
-    const int64_t length = step.query_starts[b + 1] - step.query_starts[b];
+  const Runs runs = runs_of(op, step);
+  for (int64_t b = 0; b < runs.count; ++b) {
+    const int64_t length = runs.bounds[b + 1] - runs.bounds[b];
     if (length > longest) longest = length;
   }
   const int64_t wide = up16(longest);
@@ -117,22 +130,22 @@ Room bidirectional_room(const HrBidirectional& op, const HrStep& step) {
 }
 
 void bidirectional(const HrBidirectional& op, const Work& work) {
-  const HrStep& step = *work.step;
+  const Runs runs = runs_of(op, *work.step);
   const int64_t size = op.head_dim, width = op.heads * size;
   int64_t before = 0, laid = -1;  // items of the entries before `b`; head that is laid out
-  int32_t b = 0;
+  int64_t b = 0;
   OneHead head{};
   for (int64_t item = work.next();; item = work.next()) {
     int64_t start = 0, parts = 0;
-    for (; b < step.b; ++b) {  // items only grow: no entry is looked at twice
-      start = step.query_starts[b];
-      head.length = step.query_starts[b + 1] - start;
+    for (; b < runs.count; ++b) {  // items only grow: no entry is looked at twice
+      start = runs.bounds[b];
+      head.length = runs.bounds[b + 1] - start;
       parts = parts_of(head.length);
       if (item < before + op.heads * parts) break;
       before += op.heads * parts;
       laid = -1;
     }
-    if (b == step.b) return;
+    if (b == runs.count) return;
     const int64_t at = (item - before) / parts, part = (item - before) % parts;
     const float* q = op.qkv + start * op.stride + at * size;
     if (at != laid) {

@@ -31,8 +31,12 @@ void op_embed(const HrEmbed& op, const hr::Work& work) {
 void op_scatter(const HrScatter& op, const hr::Work& work) {
   int64_t first, last;
   work.share(op.count, &first, &last);
-  for (int64_t m = first; m < last; ++m)
-    memcpy(op.y + op.places[m] * op.y_stride, op.x + m * op.x_stride, sizeof(float) * op.size);
+  for (int64_t m = first; m < last; ++m) {
+    float* y = op.y + op.places[m] * op.y_stride;
+    const float* x = op.x + m * op.x_stride;
+    if (!op.adds) memcpy(y, x, sizeof(float) * op.size);
+    else for (int64_t i = 0; i < op.size; ++i) y[i] += x[i];
+  }
 }
 
 void op_attention(const HrAttention& op, const hr::Work& work) {
@@ -88,7 +92,7 @@ void run(const HrRecord& record, const hr::Work& work) {
 hr::Room scratch_of(const HrRecord& record, const HrStep& step, int threads) {
   switch (record.code) {
     case HR_OP_ATTENTION: return attention_room(hr::op_of<HR_OP_ATTENTION>(record), step, threads);
-    case HR_OP_ROPE: return {9 * hr::op_of<HR_OP_ROPE>(record).kv.head_dim, 0};
+    case HR_OP_ROPE: return {13 * hr::op_of<HR_OP_ROPE>(record).kv.head_dim, 0};
     case HR_OP_BIDIRECTIONAL:
       return hr::HR_NAME::bidirectional_room(hr::op_of<HR_OP_BIDIRECTIONAL>(record), step);
     case HR_OP_BOUND: return {bound_scratch(hr::op_of<HR_OP_BOUND>(record)), 0};

@@ -175,7 +175,7 @@ typedef struct {
   float* y;
   int64_t y_stride;
   int32_t size;
-  int32_t unused;
+  int32_t adds;           // y += x
 } HrScatter;
 
 typedef struct {
@@ -251,7 +251,7 @@ typedef struct {
 } HrRowsOp;
 
 typedef struct {
-  void* k;               // pages [blocks, G], each of E · S values: see pages.h
+  void* k;               // pages [blocks, G], each of E · S values: see pages.h; ROPE: null: none
   void* v;               // null: K is V too
   uint16_t* k_scale;     // bf16 [blocks, G, S] of HR_I8 and HR_K8V4, else null
   uint16_t* v_scale;
@@ -284,6 +284,7 @@ typedef struct {
   const float* k_norm;
   const float* cos;      // [max_context, rotated / 2]; not read where nothing is rotated
   const float* sin;
+  const int32_t* axes;   // [rotated / 2]: the axis of HrStep.turns that turns each pair; or null
   float eps;
   float offset;
   int32_t rotated;       // the first numbers of a head that are, 0 … E
@@ -312,7 +313,7 @@ typedef struct {
   int32_t across;        // tokens, entries and lengths are those of HrStep.across
 } HrAttention;
 
-typedef struct {         // every token sees all tokens of its own entry: HrStep.query_starts
+typedef struct {         // every token sees all tokens of its own entry, or of its own window
   const float* qkv;      // [N, 3 · H · E]: q, k, v
   int64_t stride;
   float* y;              // [N, H · E]
@@ -320,7 +321,7 @@ typedef struct {         // every token sees all tokens of its own entry: HrStep
   float scale;
   int32_t heads;
   int32_t head_dim;      // E
-  int32_t unused;
+  int32_t windowed;      // by HrStep.windows, not by HrStep.query_starts
 } HrBidirectional;
 
 // Latent attention beside attention itself: latent.h.
@@ -603,6 +604,9 @@ typedef struct {
   const int32_t* adapters;      // [N]: LoRA slot of each token, −1: none; null: none at all
   const int64_t* types;         // [N]: token type of each token; null where no table is read by it
   const int32_t* states;        // [B, HR_STATE_COLUMNS]; null: no drafts, nothing kept
+  const int64_t* turns;         // [axes, N]: positions that ropes turn by; null: `positions`
+  const int32_t* windows;       // [window_count + 1]: bounds of windows; null where none is read
+  int64_t window_count;
   const void* across;           // HrStep: the same tokens as they see inputs; null: none reads any
 } HrStep;
 

@@ -55,10 +55,23 @@ HR_INLINE float growth_at(const HrRope& op, int64_t position) {
   return static_cast<float>(1.0 + op.growth * __builtin_log1p(steps));
 }
 
+// Cosines and sines of a token whose pairs turn by positions on axes of their own.
+HR_INLINE void turn_by_axes(const HrRope& op, const HrStep& step, int64_t n, float* cos,
+                            float* sin) {
+  const int64_t half = op.rotated / 2;
+  for (int64_t i = 0; i < half; ++i) {
+    const int64_t at = step.turns[op.axes[i] * step.n + n] * half + i;
+    cos[i] = op.cos[at];
+    sin[i] = op.sin[at];
+  }
+}
+
 void op_rope(const HrRope& op, const hr::Work& work) {
   const HrKv& kv = op.kv;
   const int64_t size = kv.head_dim, half = op.rotated / 2;
   const HrGroup& group = work.step->groups[kv.group];
+  const bool by_axes = op.axes && work.step->turns;
+  auto* turned = reinterpret_cast<float*>(work.scratch + 9 * size);
   int64_t first, last;
   work.share(work.step->n, &first, &last);
   const bool elsewhere = op.values == HR_VALUES_ELSEWHERE;
@@ -70,6 +83,11 @@ void op_rope(const HrRope& op, const hr::Work& work) {
     const F grown = f_set(op.growth > 0 ? growth_at(op, position) : 1.0f);
     const float* cos = op.cos + position * half;
     const float* sin = op.sin + position * half;
+    if (by_axes) {
+      turn_by_axes(op, *work.step, n, turned, turned + half);
+      cos = turned;
+      sin = turned + half;
+    }
     if (op.whole) {
       float* k = row + kv.heads * size;
       norm_head(row, row, kv.heads * size, op.q_norm, op.eps, op.offset);
@@ -94,7 +112,7 @@ void op_rope(const HrRope& op, const hr::Work& work) {
       if (op.behind) norm_head(head, head, size, nullptr, op.eps, 0);
       if (op.growth > 0 && h < kv.heads)
         for (int64_t i = 0; i < size; i += 16) f_store(head + i, f_mul(f_load(head + i), grown));
-      if (h >= kv.heads) write_kv(kv, group.slots[n], h - kv.heads, head, v, work.scratch);
+      if (h >= kv.heads && kv.k) write_kv(kv, group.slots[n], h - kv.heads, head, v, work.scratch);
     }
   }
 }

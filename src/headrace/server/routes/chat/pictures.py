@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PART = {"type": "image"}
 """Message part by which templates recognise a picture."""
 _DETAILS = {"low": True, "high": False, "auto": False, None: False}
-"""Values of `detail` → whether the picture is one tile, whatever its size."""
+"""Values of `detail` → whether the picture is taken with little detail, whatever its size."""
 
 
 class GivenPicture(NamedTuple):
@@ -31,8 +31,8 @@ class GivenPicture(NamedTuple):
     where: str
     """The field that errors name."""
     data: bytes
-    whole: bool
-    """Whether the picture stays one tile."""
+    small: bool
+    """Whether little detail is wanted."""
 
 
 def pictures_of(messages: list[Message]) -> list[GivenPicture]:
@@ -96,23 +96,23 @@ async def with_pictures(
             param="messages",
         )
     most, owner = service.engine.max_context, CALLER.get().owner
-    room = (most - len(prompt)) // seen.picture.rows
-    if not counts and len(pictures) > room:
+    room, least = most - len(prompt), seen.picture.least_rows
+    if not counts and len(pictures) * least > room:
         raise ContextOverflow(
             f"the prompt has {len(prompt)} tokens and {len(pictures)} pictures of at least "
-            f"{seen.picture.rows}; together they must fit into a context of {most}",
+            f"{least}; together they must fit into a context of {most}",
             param="messages",
         )
-    room = min(room, seen.most_tiles)
+    room = min(room, seen.most_rows)
     ids: list[int] = []
     spans: list[InputSpan] = []
     held: list[SealedInput] = []
     after = 0
     for number, given in enumerate(pictures):
-        # The pictures after this one take a tile each, at least.
-        mine = seen.most_tiles if counts else room - (len(pictures) - number - 1)
-        made = await service.decoders.run(seen.read, given.data, given.where, given.whole, mine)
-        room -= len(made.tiles)
+        # The pictures after this one take some, too.
+        mine = seen.most_rows if counts else room - (len(pictures) - number - 1) * least
+        made = await service.decoders.run(seen.read, given.data, given.where, given.small, mine)
+        room -= made.length
         own = None
         if not counts:
             patches = np.concatenate([tile.patches for tile in made.tiles])
@@ -120,8 +120,8 @@ async def with_pictures(
             held.append(own)
         at = prompt.index(place, after)
         ids += prompt[after:at]
-        tokens = seen.ids(made.rows, made.columns)
-        spans += _spans(made, tokens, len(ids), place, seen.picture.rows, own)
+        tokens = seen.ids(made.rows, made.columns, made.tiles[0].rows)
+        spans += _spans(made, tokens, len(ids), place, own)
         ids += tokens
         after = at + 1
     return ids + prompt[after:], spans, held
@@ -132,7 +132,6 @@ def _spans(
     tokens: tuple[int, ...],
     begin: int,
     place: int,
-    rows: int,
     held: SealedInput | None,
 ) -> list[InputSpan]:
     """Return the inputs of a picture whose tokens begin at `begin`, one for each tile."""
@@ -140,6 +139,7 @@ def _spans(
     for number, tile in enumerate(made.tiles):
         at, units = tokens.index(place, at), len(tile.patches)
         source = None if held is None else held.part(number * units, units)
-        spans.append(InputSpan(begin + at, rows, "picture", tile.digest, source, units))
-        at += rows
+        shape = units, tile.columns
+        spans.append(InputSpan(begin + at, tile.rows, "picture", tile.digest, source, *shape))
+        at += tile.rows
     return spans

@@ -1,0 +1,80 @@
+"""Numbers of an encoder's step that follow from the shape of a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.modelfiles import ModelFiles
+from ..models.picture_arch import PictureArch
+from .pictures import read_tensor
+
+Floats = npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.int64]
+KEPT = 8
+"""Shapes whose numbers are kept."""
+
+
+class Layout(NamedTuple):
+    """An item's step beyond its units."""
+
+    turns: Numbers
+    """`StepBatch.turns`: row and column of each patch."""
+    windows: npt.NDArray[np.int32] | None
+    """`StepBatch.windows`."""
+    back: Numbers | None
+    """Number of the encoder's row for each row of the prompt; None: both have one order."""
+    given: tuple[Floats, ...] = ()
+    """Further inputs of the graph."""
+
+
+Layouts = Callable[[int, int], Layout]
+"""Function of a picture's units and of the rows of a row of its grid (`InputSpan.columns`)."""
+
+
+def layouts(files: ModelFiles, picture: PictureArch) -> Layouts | None:
+    """Return the layouts of an encoder; None if its graph needs nothing but patches."""
+    if not picture.gridded:
+        return None
+    names = [*picture.beside]
+
+    def of(units: int, columns: int) -> Layout:
+        wide = columns * picture.factor
+        order, windows, back = picture.laid(units // wide, wide)
+        turns = np.ascontiguousarray(np.array(order, np.int64).T)
+        tables = (read_tensor(files, picture, name) for name in names)
+        return Layout(
+            turns,
+            np.array(windows, np.int32) if windows else None,
+            np.array(back, np.int64) if back else None,
+            tuple(between(table, turns, units // wide, wide) for table in tables),
+        )
+
+    return lru_cache(maxsize=KEPT)(of)
+
+
+def between(table: Floats, turns: Numbers, rows: int, columns: int) -> Floats:
+    """Read a square table [side², D] at the places [2, N] of a grid that is stretched over it.
+
+    The corners of grid and table meet; a place between four rows of the table gets their sum,
+    weighted by its distances (bilinear), in the order and in fp32 as transformers adds them.
+    """
+    side = round(len(table) ** 0.5)
+    taps: list[Numbers] = []
+    shares: list[Floats] = []
+    for places, count in zip(turns, (rows, columns), strict=True):
+        at = (places.astype(np.float32) * np.float32(side - 1)) / np.float32(max(count - 1, 1))
+        low = np.floor(at)
+        taps.append(np.minimum(low[:, None].astype(np.int64) + np.arange(2), side - 1))
+        distance = np.abs(at[:, None] - low[:, None] - np.array([0, 1], np.float32))
+        shares.append(np.maximum(np.float32(1) - distance, np.float32(0)))
+    found = np.zeros((turns.shape[1], table.shape[1]), np.float32)
+    for high in range(2):
+        for wide in range(2):
+            share = shares[0][:, high] * shares[1][:, wide]
+            found += table[taps[0][:, high] * side + taps[1][:, wide]] * share[:, None]
+    return found

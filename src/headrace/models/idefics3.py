@@ -1,0 +1,172 @@
+"""Encoder of pictures of Idefics3 and SmolVLM (Laurençon et al. 2024).
+
+SigLIP's tower (Zhai et al. 2023) over the patches of a tile, then rows of each square of patches
+side by side ("pixel shuffle"), and one product into the width of the language model. A picture is
+so many tiles, each an input of its own. Patches come in the order of their squares, so that a
+square is a `window`; the order changes nothing else, as all patches attend to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..base.arch import ModelArch
+from ..base.arch_fields import Fields
+from ..base.errors import UnsupportedModel
+from ..base.graph import TOKENS, ActivationSpec, EmbedSpec, Graph, Node, Rows, Value, WindowSpec
+from ..base.tiling import Tiling
+from ..layers.description import Description
+from ..layers.encoder import bidirectional, two_products
+from .picture_arch import (
+    ACTIVATIONS,
+    CHANNELS,
+    MOST_PATCHES,
+    PictureArch,
+    head_size,
+    pixel_numbers,
+    squares,
+    tower_fields,
+)
+
+TOWER, JOINT = "model.vision_model", "model.connector.modality_projection.proj"
+"""Names of the encoder's tensors, and of the product after it."""
+PATCHES, PLACES = f"{TOWER}.embeddings.patch_embedding", f"{TOWER}.embeddings.position_embedding"
+AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
+"""Tokens of the family's prompts: around tiles, and before the whole picture."""
+_LANCZOS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idefics3Pictures(PictureArch):
+    """See `PictureArch`."""
+
+    side: int
+    """Patches of a side of a tile."""
+    trained: int
+    """Positions of a side of the table."""
+
+    KINDS = ("idefics3", "smolvlm")
+    PREFIXES = (f"{TOWER}.", f"{JOINT}.")
+
+    @classmethod
+    def read(
+        cls, config: Mapping[str, Any], processing: Mapping[str, Any], hidden: int
+    ) -> Idefics3Pictures:
+        fields, tower = Fields(config, "config.json"), tower_fields(config)
+        width = tower.integer("hidden_size", 16, 4_096, 1_152)
+        heads = tower.integer("num_attention_heads", 1, 64, 16)
+        patch = tower.integer("patch_size", 1, 64, 32)
+        factor = fields.integer("scale_factor", 1, 8, 2)
+        tower.expect("num_channels", CHANNELS)
+        read = Fields(processing, "the config of pictures")
+        tile = _edge(read, "max_image_size", 364)
+        side = _side(tile, patch, factor)
+        arch = ModelArch(
+            family="pictures",
+            vocab_size=1,
+            hidden=width,
+            layers=tower.integer("num_hidden_layers", 1, 128, 12),
+            heads=heads,
+            kv_heads=heads,
+            head_dim=head_size(width, heads),
+            intermediate=tower.integer("intermediate_size", 1, 1 << 15, 3_072),
+            max_context=side**2,
+            norm_eps=tower.number("layer_norm_eps", 1e-12, 1e-1, 1e-6),
+            activation=ACTIVATIONS[tower.word("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh")],
+        )
+        splits = read.flag("do_image_splitting", True)
+        return cls(
+            kind=str(config.get("model_type")),
+            arch=arch,
+            patch=patch,
+            factor=factor,
+            hidden=hidden,
+            place=fields.integer("image_token_id", 0, 2**24, 128_257),
+            sizing=Tiling(_edge(read, "size", 4 * 364), tile, splits),
+            side=side,
+            trained=tower.integer("image_size", patch, 4_096, 224) // patch,
+            **pixel_numbers(read, _LANCZOS, [0.5] * CHANNELS, [0.5] * CHANNELS),
+        )
+
+    @property
+    def rows(self) -> int:
+        """Rows of the language model for a tile."""
+        return self.rows_of(self.side**2)
+
+    @property
+    def least_rows(self) -> int:
+        return self.rows
+
+    def order(self) -> list[tuple[int, int]]:
+        """List (row, column) in the tile of each patch, in the order of the encoder's input."""
+        return squares(self.side, self.side, self.factor)
+
+    def positions(self) -> list[int]:
+        """List the row of the table of positions of each patch, in the same order.
+
+        Such a row is that of the same place in a tile of the trained size. transformers computes it
+        in fp32, which is off by one for some sides, such as 19; for those of the known models (26,
+        27, 32) it is the same.
+        """
+        at = [place * self.trained // self.side for place in range(self.side)]
+        return [at[row] * self.trained + at[column] for row, column in self.order()]
+
+    def prompt(self, token: str, rows: int, columns: int) -> str:
+        text = ""
+        for row in range(1, rows + 1):
+            for column in range(1, columns + 1):
+                text += f"{AROUND}<row_{row}_col_{column}>{token}"
+            text += "\n"
+        return text + ("\n" if rows else "") + f"{AROUND}{WHOLE}{token}{AROUND}"
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if name == f"{PATCHES}.weight":
+            return shape[0], CHANNELS, self.patch, self.patch
+        return (self.trained**2, shape[1]) if name == f"{PLACES}.weight" else shape
+
+    def picked(self, name: str) -> list[int] | None:
+        return self.positions() if name == f"{PLACES}.weight" else None
+
+    def describe(self) -> Graph:
+        arch = self.arch
+        to = Description(arch)
+        square, patches = self.factor**2, Value(TOKENS, self.width)
+        x = to.linear(patches, PATCHES, outputs=arch.hidden, bias=True)
+        x = to.add(x, to.embed(PLACES, arch.max_context, EmbedSpec("positions")))
+        for layer in range(arch.layers):
+            at = f"{TOWER}.encoder.layers.{layer}"
+            names = [f"{at}.self_attn.{letter}_proj" for letter in "qkv"]
+            normed = to.layer_norm(x, f"{at}.layer_norm1")
+            x = to.add(x, bidirectional(to, layer, normed, names, f"{at}.self_attn.out_proj"))
+            normed = to.layer_norm(x, f"{at}.layer_norm2")
+            products = f"{at}.mlp.fc1", f"{at}.mlp.fc2"
+            x = to.add(x, two_products(to, normed, *products, ActivationSpec(arch.activation)))
+        x = to.layer_norm(x, f"{TOWER}.post_layernorm")
+        wide = Value(Rows("N", over=square), square * arch.hidden)
+        to.nodes(Node("window", (x,), (wide,), (), WindowSpec(square, square)))
+        graph = to.graph(hidden=to.linear(wide, JOINT, outputs=self.hidden))
+        return Graph(graph.nodes, graph.outputs, (patches,))
+
+
+def _side(tile: int, patch: int, factor: int) -> int:
+    """Return the patches of a side of a tile. Raises `UnsupportedModel`."""
+    if tile % patch or tile // patch % factor:
+        raise UnsupportedModel(
+            f"max_image_size is {tile}; a tile must have whole squares of {factor} patches of "
+            f"{patch} pixels",
+            param="max_image_size",
+        )
+    if (tile // patch) ** 2 > MOST_PATCHES:
+        raise UnsupportedModel(
+            f"max_image_size is {tile}: a tile of {(tile // patch) ** 2:,} patches, at most "
+            f"{MOST_PATCHES:,} are run",
+            param="max_image_size",
+        )
+    return tile // patch
+
+
+def _edge(fields: Fields, key: str, default: int) -> int:
+    stated = fields.mapping(key) or {"longest_edge": default}
+    return Fields(stated, f"{fields.where}: {key}").integer("longest_edge", 1, 1 << 14)

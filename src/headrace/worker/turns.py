@@ -1,0 +1,39 @@
+"""Positions by which ropes with axes turn the tokens of a prompt with pictures (M-RoPE).
+
+A text's tokens have one position on all axes (time, row, column). A picture's have one time, and
+the row and column of their place in its grid; the text after it goes on after the longer side of
+the grid (Wang et al. 2024, section 2.1). All of it follows from the prompt's spans, so it is the
+same after a preemption, behind a prefix that was found, and in every chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.spec import InputSpan
+
+AXES = 3
+
+
+def turns_of(spans: Sequence[InputSpan], start: int, count: int) -> npt.NDArray[np.int64]:
+    """Return [3, count]: the positions of the tokens from `start` on. Spans without a grid count as
+    text."""
+    places = np.arange(start, start + count)
+    found = np.broadcast_to(places, (AXES, count)).copy()
+    saved = 0
+    """Positions that pictures before have saved."""
+    for span in spans:
+        if not span.columns:
+            continue
+        after = span.first + span.length
+        if after > start and span.first < start + count:
+            inside = slice(max(0, span.first - start), min(count, after - start))
+            row, column = np.divmod(places[inside] - span.first, span.columns)
+            found[:, inside] = np.stack([0 * row, row, column]) + (span.first - saved)
+        saved += span.length - max(span.columns, span.length // span.columns)
+        later = slice(min(count, max(0, after - start)), None)
+        found[:, later] = places[later] - saved
+    return found

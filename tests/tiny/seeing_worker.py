@@ -1,0 +1,125 @@
+"""A worker of a model that sees, driven by hand: rows of its encoder, and answers in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from headrace.base.encodings import EncodingName, EncodingStart
+from headrace.base.groups import graph_groups
+from headrace.base.modelfiles import ModelFiles
+from headrace.base.sampling import SamplingParams
+from headrace.base.spec import InputSpan, RequestSpec
+from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
+from headrace.base.tiling import cut
+from headrace.dist.payloads import SealedInput
+from headrace.engine.clients.pictures import PicturePrompts
+from headrace.kernels.cpu.library import LibraryAbsent, load
+from headrace.media import picture_child
+from headrace.models.registry import describe
+from headrace.worker import Worker, WorkerOptions
+
+ROOM = 64
+"""Blocks of 16 tokens."""
+TOKENS = 8
+SIZES = ((70, 40), (1, 1), (33, 96), (64, 64), (10, 200), (31, 32), (90, 89), (5, 50), (96, 12))
+
+
+def worker_of(files: ModelFiles, kernels: str = "auto", kv_dtype: str = "float32") -> Worker:
+    if kernels == "auto":
+        try:
+            load()
+        except LibraryAbsent as absent:
+            pytest.skip(f"the CPU library is not built: {absent}")
+    room = 16 * ROOM
+    options = WorkerOptions(
+        threads=2, kernels=kernels, kv_dtype=kv_dtype, max_context=room, step_tokens=room, rows=2
+    )
+    worker = Worker(files, options)
+    worker.allocate(PoolShape(16, graph_groups(describe(files.arch), kv_dtype, ROOM + 1)))
+    return worker
+
+
+def drawn(count: int, sizes: Sequence[tuple[int, int]] = SIZES) -> list[Image.Image]:
+    """Pictures of the first sizes: coarse noise."""
+    draw, made = np.random.default_rng(7), []
+    for width, height in sizes[:count]:
+        coarse = draw.integers(0, 256, (-(-height // 5), -(-width // 5), 3), dtype=np.uint8)
+        made.append(Image.fromarray(coarse.repeat(5, 0).repeat(5, 1)[:height, :width]))
+    return made
+
+
+class Prompt(NamedTuple):
+    ids: list[int]
+    spans: tuple[InputSpan, ...]
+    held: list[SealedInput]
+
+
+def prompt_of(
+    prompts: PicturePrompts, pictures: Sequence[Image.Image], *, small: bool = False
+) -> Prompt:
+    """Text, a picture, text, a picture, ..., text; each tile is an input of its own."""
+    ids, spans, held = [5, 6], [], []
+    rule = prompts.picture.sizing.small() if small else prompts.picture.sizing
+    for picture in pictures:
+        found = cut(*picture.size, rule)
+        tiles = [
+            prompts.prepare(np.array(tile))
+            for tile in picture_child.tiles_of(picture, found, Image)
+        ]
+        made = prompts.ids(found.rows, found.columns, tiles[0].rows)
+        assert made.count(prompts.place) == sum(tile.rows for tile in tiles)
+        at = 0
+        for tile in tiles:
+            held.append(prompts.payloads.hold("", tile.patches, prompts.levels))
+            at = made.index(prompts.place, at)
+            given = tile.rows, "picture", tile.digest, held[-1].source, len(tile.patches)
+            spans.append(InputSpan(len(ids) + at, *given, tile.columns))
+            at += tile.rows
+        ids += [*made, 7]
+    return Prompt(ids, tuple(spans), held)
+
+
+def encode(worker: Worker, prompt: Prompt, cuts: tuple[int, ...] = (3,)) -> list[Any]:
+    """Rows of all tiles, each in parts of so many slices."""
+    encoder = worker.encoder
+    assert encoder is not None
+    starts = [
+        EncodingStart(at, EncodingName("", span.digest), span.source, span.units, span.columns)
+        for at, span in enumerate(prompt.spans)
+        if span.source is not None
+    ]
+    encoder.take(StepPlan(0, [], [], [], [], encodings=starts))
+    for start in starts:
+        first = 0
+        for count in cuts:
+            encoder.run(start.slot, first, count)
+            first += count
+    return [np.asarray(encoder._items[start.slot].rows) for start in starts]
+
+
+def answer(worker: Worker, prompt: Prompt, chunk: int) -> tuple[list[int], list[Any]]:
+    """Greedy tokens, and the log-probabilities at each."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, logprobs=20)
+    spec, ids = RequestSpec(sampling, 0, inputs=prompt.spans), prompt.ids
+    told: list[Any] = []
+    tokens: list[int] = []
+    at = number = 0
+    while len(tokens) < TOKENS:
+        count = min(chunk, len(ids) - at) if at < len(ids) else 1
+        sampled = at + count >= len(ids)
+        plan = StepPlan(number, [0], [at], [count], [sampled], parts=())
+        if not number:
+            plan.admitted.append(Admission(0, 0, ids, len(ids) + TOKENS, 0, spec, ""))
+            plan.blocks.append(BlockWrite(0, 0, 0, list(range(1, ROOM + 1))))
+        result = worker.execute(plan)
+        assert result.error is None, result.error
+        tokens += result.tokens[0]
+        told += (result.logprobs or [[]])[0]
+        at, number = at + count, number + 1
+    worker.execute(StepPlan(number, [], [], [], [], released=[0]))
+    return tokens, told
