@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ..engine.hearing.engine import HearingEngine
     from ..engine.programs.engine import ProgramEngine
     from ..speech.prompts import SoundPrompts
+    from .files.store import FileStore
     from .served_profile import ServedProfile
 
 INLINE_CHARACTERS = 8192
@@ -93,6 +94,8 @@ class Service:
         self._long_text = asyncio.Semaphore(1)
         self.spans = Spans(options.otlp_endpoint) if options.otlp_endpoint else None
         """Writer of traces; None: they are off and cost nothing."""
+        self.files: FileStore | None = None
+        """Clients' files; None: the server keeps none."""
         self.served_profile: ServedProfile | None = None
         """Signed profile that the server was started with."""
         self._engine: ServingEngine | None = None

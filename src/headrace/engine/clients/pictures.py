@@ -5,6 +5,7 @@ Nothing here knows the model's weights; the encoder is a part of the model and r
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
@@ -12,14 +13,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...base.errors import UnsupportedModel
+from ...base.errors import InvalidRequest, UnsupportedModel
 from ...base.modelfiles import ModelFiles
+from ...base.spec import InputSpan
 from ...dist.payloads import MOST_OF_ONE, SealedInputs
 from ...loader.pictures import open_pictures
 from ...loader.towers import MOST_INPUTS
-from ...media import OnChild, PictureLimits, decode_picture, levels
+from ...media import PICTURE_REFUSALS, OnChild, PictureLimits, decode_picture, levels
 from ...models.pictures import CHANNELS, KINDS, PictureArch
 from ...text.tokenizer import Tokenizer
+from .kept_pictures import KeptPictures, SealedPicture
 
 Codes = npt.NDArray[np.uint8]
 LIMITS = PictureLimits()
@@ -49,6 +52,8 @@ class PreparedPicture(NamedTuple):
 class PicturePrompts:
     """Preparation of one model's pictures. `read` and `prepare` may be called from any thread."""
 
+    limits = LIMITS
+
     def __init__(self, picture: PictureArch, tokenizer: Tokenizer, model: str) -> None:
         """`model`: name of the model, of which names of tiles are a part. Raises
         `UnsupportedModel` if the tokenizer lacks the token of pictures."""
@@ -57,6 +62,7 @@ class PicturePrompts:
         """Tiles in memory that the engine reads, too. For one thread."""
         self.levels = levels(picture.scale, picture.mean, picture.deviation)
         """Numbers of the bytes, for `SealedInputs.hold`."""
+        self.kept = KeptPictures(self.payloads, self.levels)
         place = tokenizer.id_to_token(picture.place)
         if place is None or tokenizer.encode(place) != [picture.place]:
             raise UnsupportedModel(
@@ -90,13 +96,21 @@ class PicturePrompts:
     ) -> PreparedPicture:
         """Decode a file and cut it into at most `most` tiles; `whole`: into one. Raises as
         `media.decode_picture`."""
-        tiling, limits = self.picture.tiling, LIMITS
+        tiling = self.picture.tiling
         if whole:
             tiling = tiling._replace(split=False)
-        limits = PictureLimits(tiles=max(1, min(most, limits.tiles)))
+        limits = replace(self.limits, tiles=max(1, min(most, self.limits.tiles)))
         made = decode_picture(data, tiling, limits, param, on_child)
         tiles = [self.prepare(tile) for tile in made.tiles]
         return PreparedPicture(tiles, made.rows, made.columns)
+
+    def check_tiles(self, rows: int, columns: int, most: int, param: str) -> int:
+        """Return the tiles of a picture, cut into rows and columns. Raises `InvalidRequest` if they
+        are more than `most`."""
+        tiles = rows * columns + 1
+        if tiles > most:
+            raise InvalidRequest(PICTURE_REFUSALS["tiles"], param=param)
+        return tiles
 
     def prepare(self, tile: Codes) -> PreparedTile:
         """Arrange the pixels of a tile [side, side, 3] as the encoder reads them."""
@@ -106,6 +120,38 @@ class PicturePrompts:
         digest = blake2b(self._name, digest_size=32)
         digest.update(patches.tobytes())
         return PreparedTile(patches, digest.digest())
+
+    def expand(
+        self, prompt: list[int], grids: list[tuple[int, int]], sealed: list[SealedPicture]
+    ) -> tuple[list[int], list[InputSpan]]:
+        """Return a prompt in which each `place` has become the tokens of a picture, and its inputs,
+        one for each tile.
+
+        `grids`: rows and columns of each picture; `sealed`: the pictures; empty: the prompt is only
+        counted, and has no inputs.
+        """
+        ids: list[int] = []
+        spans: list[InputSpan] = []
+        after = 0
+        for number, grid in enumerate(grids):
+            at = prompt.index(self.place, after)
+            ids += prompt[after:at]
+            tokens = self.ids(*grid)
+            if sealed:
+                spans += self._spans(sealed[number], tokens, len(ids))
+            ids += tokens
+            after = at + 1
+        return ids + prompt[after:], spans
+
+    def _spans(self, made: SealedPicture, tokens: tuple[int, ...], begin: int) -> list[InputSpan]:
+        """Return the inputs of a picture whose tokens begin at `begin`."""
+        spans, at, rows = [], 0, self.picture.rows
+        for number, digest in enumerate(made.digests):
+            at = tokens.index(self.place, at)
+            source = made.source(number)
+            spans.append(InputSpan(begin + at, rows, "picture", digest, source, made.units))
+            at += rows
+        return spans
 
     def _ids(self, rows: int, columns: int) -> tuple[int, ...]:
         """Return the tokens that the model's processor writes for a picture."""
