@@ -33,7 +33,7 @@ def name(owner: str, seed: int) -> tuple[str, bytes, bool]:
 def test_a_kept_picture_gives_the_pixels_of_each_tile() -> None:
     kept = KeptPictures(SealedInputs(), LEVELS)
     made = picture(1)
-    held = kept.hold(name("a", 1), made)
+    held = kept.hold(name("a", 1), *made)
     assert kept.find(name("a", 1)) is held
     assert kept.find(name("b", 1)) is None, "another owner's"
     assert kept.find(("a", bytes([1]), True)) is None, "another size"
@@ -52,11 +52,11 @@ def test_the_least_recently_used_go_first() -> None:
         KeptPictures(payloads, LEVELS, most_pictures=2),
     ):
         for seed in (1, 2):
-            kept.hold(name("a", seed), picture(seed))
+            kept.hold(name("a", seed), *picture(seed))
         assert kept.find(name("a", 1))
-        kept.hold(name("a", 3), picture(3))
+        kept.hold(name("a", 3), *picture(3))
         assert [bool(kept.find(name("a", seed))) for seed in (1, 2, 3)] == [True, False, True]
-        kept.hold(name("a", 3), picture(3))
+        kept.hold(name("a", 3), *picture(3))
         assert (len(kept), kept.bytes, payloads.bytes) == (2, 2 * ONE, 2 * ONE)
         kept.clear()
         assert (len(kept), kept.bytes, payloads.bytes) == (0, 0, 0)
@@ -65,7 +65,7 @@ def test_the_least_recently_used_go_first() -> None:
 def test_one_that_is_larger_than_all_that_is_kept_is_not_kept() -> None:
     payloads = SealedInputs()
     kept = KeptPictures(payloads, LEVELS, most=ONE - 1)
-    held = kept.hold(name("a", 1), picture(1))
+    held = kept.hold(name("a", 1), *picture(1))
     assert (len(kept), payloads.bytes) == (0, ONE)
     del held
     assert payloads.bytes == 0
@@ -75,25 +75,25 @@ def test_kept_ones_go_where_a_request_lacks_room() -> None:
     payloads = SealedInputs(most=3 * ONE, most_of_one=2 * ONE)
     kept = KeptPictures(payloads, LEVELS)
     for owner, seed in (("b", 1), ("a", 2), ("a", 3), ("a", 4)):
-        kept.hold(name(owner, seed), picture(seed))
+        kept.hold(name(owner, seed), *picture(seed))
     assert kept.find(name("b", 1)), "the owner's own ones go first"
     assert not kept.find(name("a", 2))
-    used = [kept.hold(name("a", seed), picture(seed)) for seed in (5, 6)]
+    used = [kept.hold(name("a", seed), *picture(seed)) for seed in (5, 6)]
     with pytest.raises(Overloaded):
-        kept.hold(name("a", 7), picture(7))
+        kept.hold(name("a", 7), *picture(7))
     assert payloads.bytes == 2 * ONE, "those of requests in work stay"
     assert np.array_equal(read_payload(used[0].source(0)), read_payload(used[0].source(0)))
     with pytest.raises(TooLarge):
-        KeptPictures(SealedInputs(most_of_one=ONE - 1), LEVELS).hold(name("a", 1), picture(1))
+        KeptPictures(SealedInputs(most_of_one=ONE - 1), LEVELS).hold(name("a", 1), *picture(1))
 
 
 def test_open_files_are_given_up_too() -> None:
     payloads = SealedInputs(most_open=4)
     kept = KeptPictures(payloads, LEVELS)
     for seed in range(5):
-        kept.hold(name("a", seed), picture(seed))
+        kept.hold(name("a", seed), *picture(seed))
     assert len(kept) == 2
     before = len(list(Path("/proc/self/fd").iterdir()))
     for seed in range(5, 9):
-        kept.hold(name("a", seed), picture(seed))
+        kept.hold(name("a", seed), *picture(seed))
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -169,7 +169,7 @@ def leave(server: Running, path: str, data: bytes, seconds: float) -> None:
 
 
 def test_nobody_waits_for_the_picture_of_who_left(server: Running) -> None:
-    """Of clients that leave while their picture is decoded or encoded."""
+    """Clients leave while their picture is decoded or encoded."""
     for seed in range(6):
         leave(server, ROUTES[seed % 5], whole("PNG", 96 + seed, 96), 0.02 + 0.15 * seed)
     assert ask(server, ROUTES[0], whole("PNG", 97, 97))[0] == 200

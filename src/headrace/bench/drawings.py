@@ -33,7 +33,7 @@ _KINDS = SHAPES, tuple(COLOURS), NUMBERS
 _SAME = {str(at + 1): word for at, word in enumerate(NUMBERS)} | {f"{one}s": one for one in SHAPES}
 
 
-class Drawing(NamedTuple):
+class DrawnPicture(NamedTuple):
     """A picture and what is in it."""
 
     png: bytes
@@ -53,7 +53,7 @@ class Drawing(NamedTuple):
         return told[question]
 
 
-def drawing(width: int, height: int, rng: random.Random) -> Drawing:
+def drawing(width: int, height: int, rng: random.Random) -> DrawnPicture:
     """Draw one to six equal shapes on a light ground, whose noise makes each picture another."""
     shape, colour = rng.choice(SHAPES), rng.choice(tuple(COLOURS))
     count = rng.randint(1, _PLACES[0] * _PLACES[1])
@@ -68,7 +68,7 @@ def drawing(width: int, height: int, rng: random.Random) -> Drawing:
         x = (place % columns + rng.uniform(0.45, 0.55)) * cell[0]
         y = (place // columns + rng.uniform(0.45, 0.55)) * cell[1]
         pixels[_inside(shape, width, height, x, y, radius)] = COLOURS[colour]
-    return Drawing(png(pixels), shape, colour, count)
+    return DrawnPicture(png(pixels), shape, colour, count)
 
 
 def _inside(

@@ -116,7 +116,7 @@ class LocalPictures:
             if found is None:
                 data = base64.b64decode(url.partition(",")[2])
                 made = await self._decoders.run(seen.read, data, "picture", False, most)
-                found = seen.kept.hold(name, made)
+                found = seen.kept.hold(name, *made)
             room -= seen.check_tiles(found.rows, found.columns, most, "picture")
             held.append(found)
         ids, spans = seen.expand(ids, [(one.rows, one.columns) for one in held], held)

@@ -72,9 +72,8 @@ class Entrance:
 
 
 class Service:
-    """One served model and its HTTP state. Made before the engine is ready;
-    `attaching.attach` opens it. Services of several models (`beside`) share the state of the
-    server."""
+    """One served model and its HTTP state, which `attaching.attach` opens. Services of several
+    models (`beside`) share the state of the server."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
@@ -95,7 +94,6 @@ class Service:
         self.spans = Spans(options.otlp_endpoint) if options.otlp_endpoint else None
         """Writer of traces; None: they are off and cost nothing."""
         self.files: FileStore | None = None
-        """Clients' files; None: the server keeps none."""
         self.served_profile: ServedProfile | None = None
         """Signed profile that the server was started with."""
         self._engine: ServingEngine | None = None

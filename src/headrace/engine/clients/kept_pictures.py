@@ -4,6 +4,7 @@ brings them again, and then none is decoded, resized or sealed."""
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,7 +15,6 @@ from ...base.errors import Overloaded
 if TYPE_CHECKING:
     from ...base.encodings import SealedHandle
     from ...dist.payloads import SealedInput, SealedInputs
-    from .pictures import PreparedPicture
 
 MOST_BYTES = 64 << 20
 """Bytes of kept pictures: four that fill the largest grid of SmolVLM."""
@@ -69,13 +69,18 @@ class KeptPictures:
             self._kept.move_to_end(name)
         return found
 
-    def hold(self, name: Name, made: PreparedPicture) -> SealedPicture:
-        """Seal a picture and keep it. Raises as `SealedInputs.hold`."""
-        patches = np.concatenate([tile.patches for tile in made.tiles])
-        sealed = self._seal(name[0], patches)
-        digests = tuple(tile.digest for tile in made.tiles)
-        units = len(made.tiles[0].patches)
-        held = SealedPicture(sealed, digests, units, made.rows, made.columns)
+    def hold(
+        self,
+        name: Name,
+        tiles: Sequence[tuple[npt.NDArray[np.uint8], bytes]],
+        rows: int,
+        columns: int,
+    ) -> SealedPicture:
+        """Seal a picture and keep it. `tiles`: patches [units, width] and digest of each. Raises as
+        `SealedInputs.hold`."""
+        sealed = self._seal(name[0], np.concatenate([patches for patches, _ in tiles]))
+        digests = tuple(digest for _, digest in tiles)
+        held = SealedPicture(sealed, digests, len(tiles[0][0]), rows, columns)
         self._drop(name)
         if sealed.size <= self._most:
             while self.bytes + sealed.size > self._most or len(self._kept) >= self._most_pictures:

@@ -186,7 +186,7 @@ async def with_pictures(
         if found is None:
             made = await service.decoders.run(_read, seen, picture, mine)
             grid = made.rows, made.columns
-            found = None if counts else seen.kept.hold(name, made)
+            found = None if counts else seen.kept.hold(name, *made)
         else:
             grid = found.rows, found.columns
         room -= seen.check_tiles(*grid, mine, picture.given.where)
