@@ -138,11 +138,10 @@ def answer(client: openai.OpenAI, messages: list[Any], **more: Any) -> Any:
 
 
 def computed(server: Running) -> float:
-    """Encodings that were computed since the server began."""
+    """Encodings that were computed since the server began; before its first step none is told."""
     lines = httpx.get(server.url + "/metrics").text.splitlines()
     counted = [line for line in lines if line.startswith("headrace:encodings_total{")]
     found = [line for line in counted if 'end="computed"' in line]
-    assert found, counted
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 
