@@ -331,9 +331,9 @@ from headrace.cli import main, voice
 pieces = voice.LocalVoice._pieces
 waited = False
 
-async def held(self, prompt, options):
+async def held(self, *given):
     global waited
-    async for piece in pieces(self, prompt, options):
+    async for piece in pieces(self, *given):
         yield piece
         if piece.text and not waited:
             waited = True

@@ -118,7 +118,7 @@ def test_a_dropped_text_goes_with_the_message(visit: Callable[..., Any]) -> None
 def test_a_file_that_cannot_go_is_named_with_its_reason(visit: Callable[..., Any]) -> None:
     def work(tab: Any) -> None:
         for name, kind, text, reason in (
-            ("cat.png", "image/png", "x", "sees pictures"),
+            ("cat.png", "image/png", "x", "takes no pictures"),
             ("talk.wav", "audio/wav", "RIFF", "does not hear"),
             ("core", "", "a\0b", "no text"),
             ("big.txt", "text/plain", "x" * (2**20 + 1), "at most"),

@@ -25,10 +25,15 @@ from server_fake import FakeEngine
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 from headrace.base.config import ServerOptions
-from headrace.base.errors import TooLarge
+from headrace.base.errors import InvalidRequest, TooLarge
+from headrace.engine.clients.pictures import open_picture_prompts
+from headrace.loader import open_model
+from headrace.media import PICTURE_REFUSALS
 from headrace.server.app import create_app
-from headrace.server.routes.chat.pictures import MOST_INPUTS, pictures_of
+from headrace.server.caller import CALLER, Caller
+from headrace.server.routes.chat.pictures import MOST_INPUTS, pictures_of, with_pictures
 from headrace.server.routes.chat.schema import ChatBody
+from headrace.text import load_tokenizer
 from tiny.seeing_chat import DEVIATION, END, LONGEST, MEAN, PLACE, TILE, make, tokenizer
 
 TOKENS, ROWS = 12, 4
@@ -133,11 +138,10 @@ def answer(client: openai.OpenAI, messages: list[Any], **more: Any) -> Any:
 
 
 def computed(server: Running) -> float:
-    """Encodings that were computed since the server began."""
+    """Encodings that were computed since the server began; before its first step none is told."""
     lines = httpx.get(server.url + "/metrics").text.splitlines()
     counted = [line for line in lines if line.startswith("headrace:encodings_total{")]
     found = [line for line in counted if 'end="computed"' in line]
-    assert found, counted
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 
@@ -301,30 +305,91 @@ def test_the_model_says_that_it_sees(server: Running) -> None:
     assert listed["input_modalities"] == ["text", "image"]
 
 
-def test_nothing_of_a_picture_is_left(server: Running, client: openai.OpenAI) -> None:
-    """Tiles lie in memory of the API process, which goes with their requests: those that were
+async def test_a_second_turn_decodes_and_seals_nothing(folder: Path, oracle: Any) -> None:
+    """In this process, where the children that decode can be counted."""
+    del oracle
+    engine, files = FakeEngine(), open_model(str(folder))
+    seen = open_picture_prompts(files, load_tokenizer(files.tokenizer, files.arch.vocab_size))
+    assert seen is not None
+    service = create_app(engine, ServerOptions()).state.service  # type: ignore[arg-type]
+    service.pictures = seen
+    begun: list[Any] = []
+    read = seen.read
+
+    def counted(*given: Any) -> Any:
+        begun.append(given)
+        return read(*given)
+
+    seen.read = counted  # type: ignore[method-assign]
+    one, two = drawn(20, 70, 40), drawn(21, 31, 32)
+
+    async def turn(*parts: Any, counts: bool = False) -> tuple[list[int], Any, Any]:
+        body = ChatBody.model_validate({"messages": asked(*parts)})
+        prompt = [5, *[PLACE] * len(parts), 6]
+        return await with_pictures(service, body.messages, prompt, counts=counts)
+
+    counted_ids, spans, held = await turn(part(one), counts=True)
+    assert (len(begun), spans, held, seen.payloads.bytes) == (1, [], [], 0), "nothing is sealed"
+    ids, spans, held = await turn(part(one))
+    assert ids == counted_ids
+    (first,) = held
+    bytes_of_one, decodings = seen.payloads.bytes, len(begun)
+    again, same, held = await turn(part(one))
+    assert (again, same, held) == (ids, spans, [first])
+    assert (await turn(part(one), counts=True))[0] == ids
+    assert (len(begun), seen.payloads.bytes) == (decodings, bytes_of_one)
+    both, _, held = await turn(part(one), part(two))
+    assert (len(begun), held[0]) == (decodings + 1, first)
+    assert both[: len(ids) - 1] == ids[:-1]
+    low, _, _ = await turn(part(one, "low"))
+    assert len(low) < len(ids), "one tile is another picture"
+    CALLER.set(Caller(owner="other"))
+    _, _, held = await turn(part(one))
+    assert held != [first], "another key's"
+    assert len(begun) == decodings + 3
+    engine.max_context = 20
+    with pytest.raises(InvalidRequest) as refused:
+        await turn(part(one))
+    assert refused.value.message == PICTURE_REFUSALS["tiles"], "kept ones have to fit, too"
+
+
+def test_of_a_picture_its_kept_tiles_alone_are_left(server: Running, client: openai.OpenAI) -> None:
+    """Tiles lie in memory of the API process, each picture's once: after requests that were
     answered, refused after the picture was read, or left by their client while it is encoded."""
     square = part(drawn(8, 96, 96))
-    answer(client, asked(square, text("A?")))
-    with pytest.raises(openai.BadRequestError):
-        answer(client, asked(square, text("B?")), stop_token_ids=[-1])
-    for seed in range(9, 13):
-        body = {"messages": asked(part(drawn(seed, 96, 96)), text("?")), "max_tokens": 4}
-        with contextlib.suppress(httpx.TimeoutException):
-            httpx.post(server.url + "/v1/chat/completions", json=body, timeout=0.3 * (seed - 8))
-
-    def left() -> list[str]:
-        family = [psutil.Process(server.process.pid)]
-        family += family[0].children(recursive=True)
-        found = [one.name() for one in family if "headrace.media.picture_child" in command(one)]
-        for one in family:
-            for link in Path(f"/proc/{one.pid}/fd").glob("*"):
-                with contextlib.suppress(OSError):
-                    found.append(str(link.readlink()))
-        return [name for name in found if "headrace input" in name or "python" in name]
-
-    until(lambda: not left(), left)
+    before = len(sealed(server))
+    for _ in range(3):
+        answer(client, asked(square, text("A?")))
+        with pytest.raises(openai.BadRequestError):
+            answer(client, asked(square, text("B?")), stop_token_ids=[-1])
+        for seed in range(9, 13):
+            body = {"messages": asked(part(drawn(seed, 96, 96)), text("?")), "max_tokens": 4}
+            with contextlib.suppress(httpx.TimeoutException):
+                httpx.post(server.url + "/v1/chat/completions", json=body, timeout=0.3 * (seed - 8))
+    until(lambda: not decoding(server), lambda: decoding(server))
+    assert len(sealed(server)) <= before + 5
     assert answer(client, asked(square, text("A?"))).usage.completion_tokens > 0
+
+
+def family(server: Running) -> list[psutil.Process]:
+    one = psutil.Process(server.process.pid)
+    return [one, *one.children(recursive=True)]
+
+
+def decoding(server: Running) -> list[str]:
+    """Children that decode."""
+    found = [one for one in family(server) if "headrace.media.picture_child" in command(one)]
+    return [str(one.pid) for one in found]
+
+
+def sealed(server: Running) -> list[str]:
+    """Inputs in sealed memory that a process has open."""
+    found = []
+    for one in family(server):
+        for link in Path(f"/proc/{one.pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                found.append(str(link.readlink()))
+    return [name for name in found if "headrace input" in name]
 
 
 def command(one: psutil.Process) -> list[str]:

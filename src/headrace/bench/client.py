@@ -18,6 +18,7 @@ from typing import Any
 
 from ..base.foreign import any_json
 from ..obs.tasks import TaskWatch
+from .drawings import is_right
 from .http import Connection, ConnectionLost, Pool, Reply, parse_url, request_bytes
 from .job import Job, More, Target
 from .record import ClientAudit, RequestRecord
@@ -91,6 +92,7 @@ class Stream:
                 record.output_tokens = usage.completion_tokens
                 if usage.prompt_tokens_details is not None:
                     record.cached_tokens = usage.prompt_tokens_details.cached_tokens
+                    record.picture_tokens = usage.prompt_tokens_details.image_tokens
 
 
 class Client:
@@ -240,7 +242,7 @@ class Client:
 
     async def _session(self, session: Session, number: int, ready: int, end_ns: int | None) -> int:
         """Run all turns of a user; return when the user was done."""
-        history: list[dict[str, str]] = []
+        history: list[dict[str, Any]] = []
         if session.system:
             history.append({"role": ROLE_SYSTEM, "content": session.system})
         for index, turn in enumerate(session.turns):
@@ -258,7 +260,7 @@ class Client:
                 process=self.job.process,
             )
             if turn.text:
-                history.append({"role": turn.role, "content": turn.text})
+                history.append({"role": turn.role, "content": content_of(turn)})
             text = await self._request(record, turn, history)
             self._emit(record)
             self._heard(record, text)
@@ -272,7 +274,7 @@ class Client:
         return ready
 
     async def _request(
-        self, record: RequestRecord, turn: Turn, history: list[dict[str, str]]
+        self, record: RequestRecord, turn: Turn, history: list[dict[str, Any]]
     ) -> str:
         target = self.job.target
         path, body = make_body(target, turn, history, record)
@@ -305,6 +307,8 @@ class Client:
             record.sent_ns = record.end_ns
         text = "".join(stream.text)
         record.characters, record.text_bytes = len(text), len(text.encode(errors="replace"))
+        if turn.right and record.ok:
+            record.right = is_right(text, turn.right)
         if self._recount is not None and record.ok:
             record.recount_tokens = self._recount(text)
         return text
@@ -368,8 +372,16 @@ class _Stalled(Exception):
     """No byte came for too long."""
 
 
+def content_of(turn: Turn) -> str | list[dict[str, Any]]:
+    """Return the content of a turn's message: its text, after its picture if it has one."""
+    if not turn.picture:
+        return turn.text
+    picture = {"type": "image_url", "image_url": {"url": turn.picture}}
+    return [picture, {"type": "text", "text": turn.text}]
+
+
 def make_body(
-    target: Target, turn: Turn, history: list[dict[str, str]], record: RequestRecord
+    target: Target, turn: Turn, history: list[dict[str, Any]], record: RequestRecord
 ) -> tuple[str, bytes]:
     """Return (path, JSON body) of a turn; note in the record the known length of its prompt."""
     if target.endpoint == EMBEDDING:

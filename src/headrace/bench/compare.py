@@ -70,7 +70,7 @@ FAILED = "failed requests"
 """Row next to `METRICS`; its ratio is of (failed + 1/2) / (requests + 1), never 0 / 0."""
 SAME = tuple(
     """
-    endpoint workload trace trace_speed input output requests duration arrivals concurrency
+    endpoint workload trace trace_speed input output picture requests duration arrivals concurrency
     prefix_tokens groups zipf turns think_seconds ignore_eos stream temperature extra
     """.split()  # noqa: SIM905
 )

@@ -235,6 +235,19 @@ def output_tokens(record: RequestRecord) -> list[float]:
     return [float(record.tokens)] if record.asked_tokens else []
 
 
+@_sample("tok", lower=True)
+def picture_tokens(record: RequestRecord) -> list[float]:
+    """Prompt tokens that stand for pictures, as the server counts them."""
+    return [float(record.picture_tokens)] if record.picture_tokens else []
+
+
+@_figure("share", lower=False)
+def right_answers(run: Run) -> float | None:
+    """Right answers / answers whose question has a known one."""
+    judged = [record.right for record in run.good if record.right is not None]
+    return sum(judged) / len(judged) if judged else None
+
+
 @_figure("tok/s", lower=False)
 def output_throughput(run: Run) -> float | None:
     """Σ tokens of good requests / (last end - start)."""

@@ -50,6 +50,7 @@ class OfflineBench:
             if (
                 len(session.turns) != 1
                 or session.turns[0].extra
+                or session.turns[0].picture
                 or not session.turns[0].output_tokens
             ):
                 raise InvalidRequest(

@@ -20,6 +20,8 @@ REQUESTS = 64
 """Sessions of a run without a number, a duration or a trace to bound it."""
 
 
+MOST_SIDE = 4096
+"""Pixels of a side of a drawn picture."""
 NEEDS = {
     "max_concurrency": "it bounds an open loop (--arrivals); a closed one has -c users",
     "ramp": "the users of a closed loop come by it; an open loop has ramp:FROM:TO:SECONDS",
@@ -59,6 +61,10 @@ class RunOptions:
     trace_speed: float = option(1.0, "How much faster than recorded.", above=0)
     input: str = option("128", "Prompt tokens: N, uniform:LOW:HIGH, normal:MEAN:SD, lognormal:…")
     output: str = option("128", "Output tokens, likewise.")
+    picture: str = option(
+        "uniform:128:1024",
+        f"Sides of pictures in pixels, likewise, at most {MOST_SIDE} (workload pictures).",
+    )
     requests: int | None = option(
         None,
         "Requests (sessions, where a workload has turns); none: what --duration takes, all of a "
@@ -148,6 +154,13 @@ class RunOptions:
             )
         parse_lengths(self.input, "input")
         parse_lengths(self.output, "output")
+        sides = parse_lengths(self.picture, "picture")
+        longest = sides.b if sides.kind == "uniform" else sides.a
+        if longest > MOST_SIDE:
+            raise InvalidRequest(
+                f"a side of a picture has {MOST_SIDE} pixels at most, not {longest:g}",
+                param="picture",
+            )
         if self.arrivals is not None and self.arrivals != "trace":
             parse_arrivals(self.arrivals)
         if self.arrivals == "trace" and self.trace is None:

@@ -33,6 +33,10 @@ class RequestRecord(msgspec.Struct):
     output_tokens: int | None = None
     """Counts by the server's `usage`."""
     cached_tokens: int | None = None
+    picture_tokens: int | None = None
+    """Tokens of the prompt that stand for pictures, if the server's `usage` has them."""
+    right: bool | None = None
+    """Whether the answer is right; None: no right answer is known."""
     characters: int = 0
     text_bytes: int = 0
     """Length of the answer in UTF-8: with the end token the most tokens that it can have."""

@@ -11,7 +11,7 @@ from ..roofline.page import charts, page, table
 from ..roofline.plot import Chart, Series
 from .checking import said
 from .result import THROUGHPUT
-from .workload import EMBEDDING
+from .workload import EMBEDDING, PICTURES
 
 ROWS = (
     ("ttft", "Time to first token", 1e3, "ms"),
@@ -21,6 +21,7 @@ ROWS = (
     ("send_delay", "Send delay (client)", 1e3, "ms"),
     ("user_throughput", "Throughput per user", 1.0, "tok/s"),
     ("input_tokens", "Input tokens", 1.0, "tok"),
+    ("picture_tokens", "Picture tokens", 1.0, "tok"),
     ("output_tokens", "Output tokens", 1.0, "tok"),
 )
 HEADER = ("", "mean", "± (95 %)", "p50", "p90", "p95", "p99", "max")
@@ -32,6 +33,7 @@ FIGURES = {
     "concurrency": "mean concurrency",
     "queue_time": "queue (server's word)",
     "failure_rate": "failures",
+    "right_answers": "right answers",
     "prefix_hit_rate": "prefix hits",
     "possible_hit_rate": "possible hits",
     "joules_per_token": "energy",
@@ -221,6 +223,8 @@ def html_report(result: dict[str, Any]) -> str:
     if kind := result.get("kind"):
         load = kind if kind == THROUGHPUT else f"{kind}, batches of {options['concurrency']}"
     size = f"{options['input']} in"
+    if options["workload"] == PICTURES:
+        size = f"sides of {options['picture']} pixels"
     if options["endpoint"] != EMBEDDING:
         size += f", {options['output']} out"
     if options["trace"]:

@@ -23,10 +23,10 @@ from .fleet import Fleet, Supply, deal
 from .http import ConnectionLost, fetch, parse_url
 from .identity import identify
 from .job import Job, Target
-from .lengths import parse_lengths
+from .lengths import Lengths, parse_lengths
 from .material import Material
 from .metrics import Run, parse_slo, possible_hit_rate, prefix_hit_rate
-from .options import RunOptions
+from .options import MOST_SIDE, RunOptions
 from .record import ClientAudit, RequestRecord
 from .result import document
 from .store import Store
@@ -334,6 +334,7 @@ def make_wish(options: RunOptions, material: Material) -> Wish:
         seed=options.seed,
         input=parse_lengths(options.input, "input"),
         output=parse_lengths(options.output, "output"),
+        picture=_sides(options.picture),
         material=material,
         ids=options.resolved_endpoint != "chat" and bool(material.ids),
         groups=options.groups,
@@ -342,6 +343,11 @@ def make_wish(options: RunOptions, material: Material) -> Wish:
         turns=options.turns,
         think_seconds=options.think_seconds,
     )
+
+
+def _sides(text: str) -> Lengths:
+    sides = parse_lengths(text, "picture")
+    return replace(sides, high=min(sides.high, MOST_SIDE))
 
 
 def _warm_up(options: RunOptions, target: Target, material: Material) -> None:

@@ -25,6 +25,7 @@ class _Choice(msgspec.Struct):
 
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
+    image_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.errors import InvalidRequest
 from ..engine.simulator.sim import Cluster
 from ..engine.simulator.sim_replica import TOKEN, SimAnswer, SimRequest
 from .material import Material
@@ -23,7 +24,7 @@ from .options import RunOptions
 from .record import RequestRecord
 from .result import document
 from .run import make_run, make_sessions
-from .workload import Session
+from .workload import PICTURES, Session
 
 NS = 1_000_000_000
 BANDS = ("ttft", "itl", "tpot", "e2e")
@@ -91,6 +92,8 @@ class Simulation:
         answers (of a `warm` cluster). `endless`: further sessions follow until the run is told to
         end. `material`: its prompts; by default those that a real run would send."""
         options.verify()
+        if options.workload == PICTURES and options.trace is None:
+            raise InvalidRequest("pictures are not simulated", param="workload")
         self.cluster, self.options = cluster, options
         self._words = WordIds(cluster.spec.case.arch.vocab_size)
         self._started, self._endless = started, endless

@@ -14,11 +14,15 @@ from functools import partial
 from typing import Any
 
 from ..base.errors import InvalidRequest
+from .drawings import QUESTIONS, drawing
 from .lengths import Lengths
 from .material import Material
 from .natural import CLASSES, SYSTEM
 
 ROLE_SYSTEM, ROLE_USER = "system", "user"
+
+
+SIDES = Lengths("uniform", 128, 1024)
 
 
 @dataclass(slots=True)
@@ -39,6 +43,10 @@ class Turn:
     """Tokens of `ids` or `text` (without a chat template), as far as known."""
     answer: str | None = None
     """Assistant's text in the history, used instead of the server's answer."""
+    picture: str = ""
+    """Data URL of a picture that comes before the text."""
+    right: str = ""
+    """Right answer about it, in one word."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of the request's body."""
 
@@ -77,6 +85,8 @@ class Wish:
     turns: int = 4
     think_seconds: float = 2.0
     cancel_share: float = 0.1
+    picture: Lengths = SIDES
+    """Width and height of pictures, in pixels."""
 
 
 def fixed(wish: Wish) -> list[Session]:
@@ -189,6 +199,23 @@ def embeddings(wish: Wish) -> list[Session]:
     return sessions
 
 
+def pictures(wish: Wish) -> list[Session]:
+    """Make users with a drawn picture each, who ask for its shape, colour and count in turn."""
+    rng = random.Random(wish.seed)
+    sessions = []
+    for _ in range(wish.sessions):
+        made = drawing(wish.picture.draw(rng), wish.picture.draw(rng), rng)
+        turns, first = [], rng.randrange(len(QUESTIONS))
+        for number in range(wish.turns):
+            asked = tuple(QUESTIONS)[(first + number) % len(QUESTIONS)]
+            turn = Turn(QUESTIONS[asked], wish.output.draw(rng), right=made.answer(asked))
+            turn.think_seconds = _think(wish, rng) if number else 0.0
+            turns.append(turn)
+        turns[0].picture = made.url
+        sessions.append(Session(turns))
+    return sessions
+
+
 def natural(name: str, wish: Wish) -> list[Session]:
     """Make real text of one class of `bench/natural.py`, with natural prompt lengths."""
     rng = random.Random(f"{wish.seed} {name}")
@@ -209,9 +236,12 @@ WORKLOADS: dict[str, Callable[[Wish], list[Session]]] = {
     "long-context": long_context,
     "structured": structured,
     "embeddings": embeddings,
+    "pictures": pictures,
     **{name: partial(natural, name) for name in CLASSES},
 }
-CHAT_ONLY = ("chat", "agentic", "structured", *CLASSES)
+PICTURES = "pictures"
+"""Name of the workload with pictures."""
+CHAT_ONLY = ("chat", "agentic", "structured", PICTURES, *CLASSES)
 EMBEDDING = "embeddings"
 """Name of the workload and of the endpoint that only it uses."""
 

@@ -46,8 +46,8 @@ Keep = Annotated[bool, typer.Option("--history/--no-history", help="Add to the h
 PANELS = {
     "Server": "url model endpoint api_key extra temperature stream ignore_eos devices "
     "price_per_hour metrics_interval metrics_urls",
-    "Prompts and answers": "preset workload trace input output tokenizer prefix_tokens groups zipf "
-    "turns think_seconds seed",
+    "Prompts and answers": "preset workload trace input output picture tokenizer prefix_tokens "
+    "groups zipf turns think_seconds seed",
     "Load": "requests duration arrivals concurrency trace_speed warmup max_concurrency ramp grace "
     "processes",
     "Judgement": "slo max_errors stop_saturated timeout stall",

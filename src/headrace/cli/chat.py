@@ -39,7 +39,11 @@ def chat(
         str | None, typer.Option("--served", help="Name of the model at --url, if not the first.")
     ] = None,
 ) -> None:
-    """Talk to a model. Enter sends, Alt-Enter breaks the line, Ctrl-C stops an answer."""
+    """Talk to a model. Enter sends, Alt-Enter breaks the line, Ctrl-C stops an answer.
+
+    /image FILE, or a picture dropped on the terminal, goes with the next message, if the model
+    takes pictures.
+    """
     asyncio.run(_chat(engine, sampling, system=system, url=url, key=key, served=served))
 
 

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
-from ..base.errors import InvalidRequest
+from ..base.errors import HeadraceError, InvalidRequest
+from .pictures import dropped, picture_part
 from .voice import Message, SamplingOptions, Voice
 
 Write = Callable[[str], None]
@@ -16,6 +18,7 @@ Write = Callable[[str], None]
 HELP = "Enter sends, Alt-Enter breaks the line, Ctrl-C stops, Ctrl-D leaves; /help for commands"
 COMMANDS = {
     "/help": "this list",
+    "/image FILE": "send a picture with the next message; dropping its file here does the same",
     "/system [TEXT]": "show or set the system message",
     "/clear": "forget the conversation",
     "/retry": "answer the last message again",
@@ -37,19 +40,40 @@ class Conversation:
         self.messages: list[Message] = []
         self.over = False
         self._stats = False
+        self._pictures: list[Message] = []
+        """Parts that go with the next message."""
         if system:
             self.messages.append({"role": "system", "content": system})
 
     async def take(self, text: str, write: Write) -> None:
         """Take a message or a command. Raises `HeadraceError`; the conversation stays as it was."""
+        paths, text = dropped(text)
+        for path in paths:
+            await self._attach(path, write)
         if not text.strip():
             return
         if text.startswith("/") and not text.startswith("//"):
             await self._command(text, write)
             return
         # "//" begins a message with one slash.
-        self.messages.append({"role": "user", "content": text.removeprefix("/")})
-        await self._answer(write)
+        text, pictures = text.removeprefix("/"), self._pictures
+        content = [*pictures, {"type": "text", "text": text}] if pictures else text
+        asked = {"role": "user", "content": content}
+        self.messages.append(asked)
+        self._pictures = []
+        try:
+            await self._answer(write)
+        except HeadraceError:
+            if asked not in self.messages:
+                self._pictures = pictures
+            raise
+
+    async def _attach(self, path: Path, write: Write) -> None:
+        if not await self._voice.sees():
+            raise InvalidRequest(f"{self._voice.name} takes no pictures")
+        self._pictures.append(picture_part(path))
+        count = len(self._pictures)
+        write(f"[{path.name}: {count} picture{'s' * (count > 1)} for the next message]\n")
 
     async def _answer(self, write: Write) -> None:
         """Append the answer to the last message; a cancelled one is kept as far as it came."""
@@ -88,7 +112,10 @@ class Conversation:
                 write("".join(f"{usage:<{width}}  {what}\n" for usage, what in COMMANDS.items()))
             case "/system":
                 self._system(rest, write)
+            case "/image":
+                await self._attach(_path(rest, name), write)
             case "/clear":
+                self._pictures = []
                 self.messages = [m for m in self.messages if m["role"] == "system"]
             case "/retry":
                 self._drop_answer()
@@ -146,12 +173,27 @@ class Conversation:
     def _load(self, path: Path) -> None:
         try:
             messages = json.loads(path.read_text("utf-8"))["messages"]
-            read = [{"role": str(m["role"]), "content": str(m["content"])} for m in messages]
+            read = [{"role": str(m["role"]), "content": _content(m["content"])} for m in messages]
         except OSError as error:
             raise InvalidRequest(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, LookupError, TypeError, RecursionError):
             raise InvalidRequest(f"{path} is no saved conversation") from None
         self.messages = read
+
+
+def _content(read: Any) -> Any:
+    """Return a saved message's content: a text, or parts if it has pictures. Raises `TypeError`,
+    `LookupError`."""
+    if not isinstance(read, list):
+        return str(read)
+    parts: list[Message] = []
+    for part in read:
+        if part["type"] == "image_url":
+            url = part["image_url"]["url"]
+            parts.append({"type": "image_url", "image_url": {"url": str(url)}})
+        else:
+            parts.append({"type": "text", "text": str(part["text"])})
+    return parts
 
 
 def _path(text: str, name: str) -> Path:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 
@@ -16,7 +16,12 @@ from ..base.request import OutputDelta
 from ..base.sampling import SamplingParams
 from ..engine.clients.face import ServingEngine
 from ..engine.clients.input import default_sampling
+from .pictures import LocalPictures
 from .remote import unreachable
+
+if TYPE_CHECKING:
+    from ..base.spec import InputSpan
+    from ..engine.clients.kept_pictures import SealedPicture
 
 Message = dict[str, Any]
 
@@ -76,6 +81,10 @@ class Piece:
 class Voice(Protocol):
     name: str
 
+    async def sees(self) -> bool:
+        """Return whether the model may take pictures."""
+        ...
+
     def chat(self, messages: list[Message], options: SamplingOptions) -> AsyncGenerator[Piece]: ...
     def complete(self, prompt: str, options: SamplingOptions) -> AsyncGenerator[Piece]: ...
 
@@ -86,6 +95,13 @@ class LocalVoice:
     def __init__(self, engine: ServingEngine) -> None:
         self._engine = engine
         self.name = engine.model_name
+        self._pictures: LocalPictures | None = None
+        """Opened by the first question for them."""
+
+    async def sees(self) -> bool:
+        if self._pictures is None:
+            self._pictures = LocalPictures(self._engine)
+        return bool(self._pictures)
 
     def _sampling(self, options: SamplingOptions) -> SamplingParams:
         params = default_sampling(self._engine.files)
@@ -103,18 +119,29 @@ class LocalVoice:
             raise InvalidRequest(
                 f"{self.name} has no chat template: use headrace generate", param="model"
             )
-        ids = self._engine.tokenizer.encode(template.render(messages))
-        async with aclosing(self._pieces(ids, options)) as pieces:
+        inputs: list[InputSpan] = []
+        held: list[SealedPicture] = []
+        if any(isinstance(message["content"], list) for message in messages):
+            if not await self.sees() or self._pictures is None:
+                raise InvalidRequest(f"{self.name} takes no pictures")
+            ids, inputs, held = await self._pictures.prompt(messages)
+        else:
+            ids = self._engine.tokenizer.encode(template.render(messages))
+        async with aclosing(self._pieces(ids, options, inputs)) as pieces:
             async for piece in pieces:
                 yield piece
+        del held  # Until now, for the engine reads them.
 
     def complete(self, prompt: str, options: SamplingOptions) -> AsyncGenerator[Piece]:
         return self._pieces(prompt, options)
 
     async def _pieces(
-        self, prompt: str | list[int], options: SamplingOptions
+        self,
+        prompt: str | list[int],
+        options: SamplingOptions,
+        inputs: Sequence[InputSpan] = (),
     ) -> AsyncGenerator[Piece]:
-        stream = self._engine.submit(prompt, self._sampling(options))
+        stream = self._engine.submit(prompt, self._sampling(options), inputs=inputs)
         try:
             async for delta in stream:
                 yield _piece(delta)
@@ -162,6 +189,15 @@ class RemoteVoice:
             self.name = str(reply.json()["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
             raise RemoteError(f"{self._base}/models has no list of models") from None
+
+    async def sees(self) -> bool:
+        """Return False if the server says what its model takes, and pictures are not among it."""
+        try:
+            listed = (await self._client.get(f"{self._base}/models")).json()["data"]
+            takes = next(one["input_modalities"] for one in listed if one["id"] == self.name)
+        except (httpx.HTTPError, ValueError, LookupError, TypeError, StopIteration):
+            return True  # The server itself will refuse them.
+        return "image" in takes
 
     async def close(self) -> None:
         await self._client.aclose()

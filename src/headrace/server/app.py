@@ -267,6 +267,8 @@ def _keep_files(app: Application, folder: Path) -> None:
     state.files = FileStore(
         folder, quota=options.file_quota, max_file=options.max_file, failed=meter.failed
     )
+    for service in state.service.models:
+        service.files = state.files
     state.batches = BatchRunner(
         app, state.files, failed=meter.failed, ended=meter.batch_ended, line=meter.batch_request
     )

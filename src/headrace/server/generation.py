@@ -27,7 +27,7 @@ class Usage:
 
     __slots__ = (
         "_drafted", "_followed", "_prompts", "completion", "expected", "finishes", "first", "model",
-        "reasoning",
+        "pictures", "reasoning",
     )  # fmt: skip
 
     def __init__(self, model: str) -> None:
@@ -40,6 +40,8 @@ class Usage:
         self._prompts: dict[int, tuple[int, int]] = {}
         self.completion = 0
         self.reasoning = 0
+        self.pictures = 0
+        """Tokens of the prompt that stand for pictures."""
         self.expected: list[int] = []
         """Answer that the client expects. The tokens that each choice keeps of it are counted on
         the answer itself, so speculation does not affect the number."""
@@ -84,6 +86,7 @@ class Usage:
     def as_openai(self) -> dict[str, Any]:
         prompt, completion = self.prompt, self.completion
         details = {"reasoning_tokens": self.reasoning}
+        seen = {"image_tokens": self.pictures} if self.pictures else {}
         if self.expected:
             most, choices = len(self.expected), self._followed.values()
             kept = sum(min(one.kept, most) for one in choices)
@@ -93,7 +96,7 @@ class Usage:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "prompt_tokens_details": {"cached_tokens": self.cached, **seen},
             "completion_tokens_details": details,
         }
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ..engine.hearing.engine import HearingEngine
     from ..engine.programs.engine import ProgramEngine
     from ..speech.prompts import SoundPrompts
+    from .files.store import FileStore
     from .served_profile import ServedProfile
 
 INLINE_CHARACTERS = 8192
@@ -71,9 +72,8 @@ class Entrance:
 
 
 class Service:
-    """One served model and its HTTP state. Made before the engine is ready;
-    `attaching.attach` opens it. Services of several models (`beside`) share the state of the
-    server."""
+    """One served model and its HTTP state, which `attaching.attach` opens. Services of several
+    models (`beside`) share the state of the server."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
@@ -93,6 +93,7 @@ class Service:
         self._long_text = asyncio.Semaphore(1)
         self.spans = Spans(options.otlp_endpoint) if options.otlp_endpoint else None
         """Writer of traces; None: they are off and cost nothing."""
+        self.files: FileStore | None = None
         self.served_profile: ServedProfile | None = None
         """Signed profile that the server was started with."""
         self._engine: ServingEngine | None = None

@@ -5,6 +5,7 @@ Nothing here knows the model's weights; the encoder is a part of the model and r
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
@@ -12,14 +13,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...base.errors import UnsupportedModel
+from ...base.errors import InvalidRequest, UnsupportedModel
 from ...base.modelfiles import ModelFiles
+from ...base.spec import InputSpan
 from ...dist.payloads import MOST_OF_ONE, SealedInputs
 from ...loader.pictures import open_pictures
 from ...loader.towers import MOST_INPUTS
-from ...media import OnChild, PictureLimits, decode_picture, levels
+from ...media import PICTURE_REFUSALS, OnChild, PictureLimits, decode_picture, levels
 from ...models.picture_arch import CHANNELS, PictureArch
 from ...text.tokenizer import Tokenizer
+from .kept_pictures import KeptPictures, SealedPicture
 
 Codes = npt.NDArray[np.uint8]
 LIMITS = PictureLimits()
@@ -56,6 +59,8 @@ class PreparedPicture(NamedTuple):
 class PicturePrompts:
     """Preparation of one model's pictures. `read` and `prepare` may be called from any thread."""
 
+    limits = LIMITS
+
     def __init__(self, picture: PictureArch, tokenizer: Tokenizer, model: str) -> None:
         """`model`: name of the model, of which names of tiles are a part. Raises
         `UnsupportedModel` if the tokenizer lacks the token of pictures."""
@@ -64,6 +69,7 @@ class PicturePrompts:
         """Tiles in memory that the engine reads, too. For one thread."""
         self.levels = levels(picture.scale, picture.mean, picture.deviation)
         """Numbers of the bytes, for `SealedInputs.hold`."""
+        self.kept = KeptPictures(self.payloads, self.levels)
         place = tokenizer.id_to_token(picture.place)
         if place is None or tokenizer.encode(place) != [picture.place]:
             raise UnsupportedModel(
@@ -97,11 +103,17 @@ class PicturePrompts:
         detail. Raises as `media.decode_picture`."""
         picture = self.picture
         rule = picture.sizing.small() if small else picture.sizing
-        tiles = max(1, min(most // picture.least_rows, LIMITS.tiles))
-        resized = min(most * picture.row_pixels, LIMITS.resized)
-        limits = PictureLimits(tiles=tiles, resized=resized)
+        tiles = max(1, min(most // picture.least_rows, self.limits.tiles))
+        resized = min(most * picture.row_pixels, self.limits.resized)
+        limits = replace(self.limits, tiles=tiles, resized=resized)
         made = decode_picture(data, rule, limits, param, on_child)
         return PreparedPicture([self.prepare(tile) for tile in made.tiles], made.rows, made.columns)
+
+    def check_rows(self, length: int, most: int, param: str) -> int:
+        """Return the rows of a picture. Raises `InvalidRequest` if they are more than `most`."""
+        if length > most:
+            raise InvalidRequest(PICTURE_REFUSALS["tiles"], param=param)
+        return length
 
     def prepare(self, tile: Codes) -> PreparedTile:
         """Arrange the pixels of a tile [height, width, 3] as the encoder reads them."""
@@ -118,6 +130,37 @@ class PicturePrompts:
             patches = np.pad(patches, ((0, picture.extra), (0, 0)))
         grid = columns // picture.factor if picture.gridded else 0
         return PreparedTile(patches, digest.digest(), picture.rows_of(len(patches)), grid)
+
+    def expand(
+        self, prompt: list[int], grids: list[tuple[int, int, int]], sealed: list[SealedPicture]
+    ) -> tuple[list[int], list[InputSpan]]:
+        """Return a prompt in which each `place` has become the tokens of a picture, and its inputs,
+        one for each tile.
+
+        `grids`: as `ids` takes them, of each picture; `sealed`: the pictures; empty: the prompt is
+        only counted, and has no inputs.
+        """
+        ids: list[int] = []
+        spans: list[InputSpan] = []
+        after = 0
+        for number, grid in enumerate(grids):
+            at = prompt.index(self.place, after)
+            ids += prompt[after:at]
+            tokens = self.ids(*grid)
+            if sealed:
+                spans += self._spans(sealed[number], tokens, len(ids))
+            ids += tokens
+            after = at + 1
+        return ids + prompt[after:], spans
+
+    def _spans(self, made: SealedPicture, tokens: tuple[int, ...], begin: int) -> list[InputSpan]:
+        """Return the inputs of a picture whose tokens begin at `begin`."""
+        spans, at, shape = [], 0, (made.units, made.grid)
+        for number, digest in enumerate(made.digests):
+            at, source = tokens.index(self.place, at), made.source(number)
+            spans.append(InputSpan(begin + at, made.each, "picture", digest, source, *shape))
+            at += made.each
+        return spans
 
     def ids(self, rows: int, columns: int, tile: int) -> tuple[int, ...]:
         """Return the tokens that the model's processor writes for a picture cut into rows × columns

@@ -148,6 +148,16 @@ class FileStore:
             raise NotFound(f"there is no file {file_id[:128]!r}", param="file_id")
         return found
 
+    async def readable(self, file_id: str, owner: str, most: int) -> Path:
+        """Return the path of a file's content, of at most `most` bytes. Raises `NotFound`,
+        `TooLarge` and `StoreFailed`."""
+        file = await self.get(file_id, owner)
+        if file.bytes > most:
+            raise TooLarge(
+                f"{file.id} has {file.bytes:,} bytes; at most {most:,} are taken", param="file_id"
+            )
+        return self.path(file.id)
+
     async def listed(
         self, owner: str, *, purpose: str | None, after: str | None, limit: int, newest: bool
     ) -> tuple[list[StoredFile], bool]:

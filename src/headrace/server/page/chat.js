@@ -50,7 +50,7 @@ function say(role, content, more = {}) {
   const { text, files: attached } = files.split(content);
   body.append(...attached.map((file) => (file.part.type === "text"
     ? make("details", { class: "file" }, make("summary", {}, `${file.name} · ${files.size(new Blob([file.text]).size)}`), make("pre", { tabindex: "0" }, file.text))
-    : make("p", { class: "file" }, file.name))), text);
+    : make("p", { class: "file" }, files.shown(file) ?? file.name))), text);
   const entry = { message: { role, content, ...more }, turn };
   history.push(entry);
   if (role === "user") {

@@ -1,18 +1,19 @@
-// Files for the next message: texts as they are, sounds where the model hears. They are read here
-// and sent with the message; the server keeps none.
+// Files for the next message: texts as they are, sounds where the model hears, pictures where it
+// sees. They are read here and sent with the message; the server keeps none.
 
 import { announce, byId, make } from "./dom.js";
+import { isPicture, picture } from "./pictures.js";
 
 const MOST_TEXT = 1 << 20;
 const MOST_SOUND = 12 << 20; // Bytes; base64 makes a third more of them.
 const SOUNDS = /\.(?:wav|mp3|flac|ogg|opus|m4a|webm)$/i;
-const PICTURES = /\.(?:png|jpe?g|gif|webp|bmp|heic|avif|tiff?)$/i;
 
 let waiting = []; // {name, part}
-let hears = false;
+let takes = ["text"];
 let changed = () => {};
 
-export const offer = (inputs) => (hears = inputs.includes("audio"));
+/** `inputs`: what the chosen model takes. */
+export const offer = (inputs) => (takes = inputs);
 
 export const size = (bytes) =>
   bytes < 1000 ? `${bytes} B` : bytes < 1e6 ? `${(bytes / 1000).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
@@ -36,11 +37,12 @@ function base64(bytes) {
 /** The part of a message; throws a sentence where the file cannot be one. */
 async function part(file) {
   const name = file.name.replace(/[\u0000-\u001f\u007f]/g, " ").slice(0, 120);
-  if (file.type.startsWith("image/") || PICTURES.test(file.name)) {
-    throw new Error(`${name}: no model here sees pictures.`);
+  if (isPicture(file)) {
+    if (!takes.includes("image")) throw new Error(`${name}: this model takes no pictures.`);
+    return picture(file, name, size);
   }
   if (isSound(file)) {
-    if (!hears) throw new Error(`${name}: this model does not hear. A speech model writes down what is said: headrace serve whisper-base.`);
+    if (!takes.includes("audio")) throw new Error(`${name}: this model does not hear. A speech model writes down what is said: headrace serve whisper-base.`);
     if (file.size > MOST_SOUND) throw new Error(`${name} has ${size(file.size)}; at most ${size(MOST_SOUND)} are taken.`);
     const data = base64(new Uint8Array(await file.arrayBuffer()));
     return { name, part: { type: "input_audio", input_audio: { data, format: /\.mp3$/i.test(name) ? "mp3" : "wav" } } };
@@ -56,6 +58,10 @@ async function part(file) {
   return { name, part: { type: "text", text: fenced(name, text.replaceAll("\r\n", "\n")) } };
 }
 
+/** A picture of a part that is one; else null. */
+export const shown = ({ name, part }) => (part.type === "image_url"
+  ? make("img", { class: "thumb", src: part.image_url.url, alt: name }) : null);
+
 function draw() {
   byId("files").hidden = !waiting.length;
   byId("files").replaceChildren(...waiting.map((one) => {
@@ -65,7 +71,7 @@ function draw() {
       draw();
       byId("message").focus();
     };
-    return make("li", {}, make("span", {}, one.name), remove);
+    return make("li", {}, shown(one), make("span", {}, one.name), remove);
   }));
   changed();
 }
@@ -104,6 +110,7 @@ export const any = () => waiting.length > 0;
 /** {name, text, part} of a file in a message. */
 function file(part) {
   if (part.type === "input_audio") return { name: "Sound", text: "", part };
+  if (part.type === "image_url") return { name: "Picture", text: "", part };
   const [, name = "Text", , text = part.text ?? ""] = /^File: ([^\n]*)\n\n(`{3,})[^\n]*\n([^]*)\n\2$/.exec(part.text ?? "") ?? [];
   return { name, text, part };
 }

@@ -12,9 +12,11 @@ let served = [];
 /** Show what is served: a name where there is one, a choice where there are several. */
 export function offerModels(models) {
   served = models;
-  files.offer(models[0].input_modalities ?? ["text"]);
   const now = JSON.stringify(models.map((model) => model.id));
-  if (now === listed) return;
+  if (now === listed) {
+    offerFiles();
+    return;
+  }
   const before = listed && select.value;
   listed = now;
   const several = models.length > 1;
@@ -29,11 +31,16 @@ export function offerModels(models) {
   select.value = there ? before : models[0].id;
   if (before && !there) announce(`${before} is not served any more; ${models[0].id} answers now.`);
   setModel(select.value);
+  offerFiles();
 }
+
+/** The files that the chosen model takes. */
+const offerFiles = () => files.offer(served.find((model) => model.id === select.value)?.input_modalities ?? ["text"]);
 
 function choose(name) {
   select.value = name;
   setModel(name);
+  offerFiles();
   announce(`${name} answers from now on.`);
 }
 
@@ -45,7 +52,8 @@ async function show() {
     const here = model.id === (select.value || served[0].id);
     const facts = [model.parent ? `adapter of ${model.parent}` : null,
       model.task === "transcription" ? "speech to text" : `${figures(model.max_model_len)} tokens of context`,
-      model.task !== "transcription" && model.input_modalities?.includes("audio") ? "hears sounds" : null];
+      model.task !== "transcription" && model.input_modalities?.includes("audio") ? "hears sounds" : null,
+      model.input_modalities?.includes("image") ? "takes pictures" : null];
     const button = make("button", { type: "button", class: "talk-title", "aria-current": here ? "true" : null },
       model.id, make("small", {}, facts.filter(Boolean).join(" · ")));
     button.onclick = () => {

@@ -15,9 +15,11 @@ function quietly(work, otherwise = null) {
   }
 }
 
+const kind = (part) => (part.type === "image_url" ? "Picture" : "Sound");
+
 /** The text of a message's content, which may be in parts. */
 export const plain = (content) => (Array.isArray(content)
-  ? content.map((part) => part.text ?? "[sound]").join("\n\n") : content);
+  ? content.map((part) => part.text ?? `[${kind(part).toLowerCase()}]`).join("\n\n") : content);
 
 const read = (name) => quietly(() => JSON.parse(localStorage.getItem(name)));
 
@@ -37,7 +39,7 @@ export const fresh = () => `${Date.now().toString(36)}${Math.random().toString(3
 export function titled(id, messages) {
   const content = messages.find((message) => message.role === "user")?.content ?? "";
   // Files come first in a message, what was typed last.
-  const first = Array.isArray(content) ? content.at(-1).text || content[0].text || "Sound" : content;
+  const first = Array.isArray(content) ? content.at(-1).text || content[0].text || kind(content[0]) : content;
   return { id, title: first.trim().replace(/\s+/g, " ").slice(0, 80) || "Untitled", changed: Date.now(), messages };
 }
 
@@ -70,7 +72,7 @@ export function asText({ title, messages }) {
   return `# ${title}\n\n${said.join("\n")}`;
 }
 
-/** As `headrace chat` saves and loads it: texts are strings; a message with a sound stays in parts. */
+/** As `headrace chat` saves and loads it: texts are strings; one with a sound or a picture stays in parts. */
 export const asJson = ({ messages }) => JSON.stringify({
   messages: messages.map((message) => (Array.isArray(message.content) && message.content.every((part) => part.type === "text")
     ? { ...message, content: plain(message.content) } : message)),

@@ -1,4 +1,4 @@
-"""Route `/v1/files`: input and result files of batches."""
+"""Route `/v1/files`: input and result files of batches, and pictures."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ from ..wire import json_response
 MIN_EXPIRY, MAX_EXPIRY = 3600, 2_592_000
 """Seconds, as in OpenAI's API: one hour to 30 days."""
 
+PURPOSES = ("batch", "vision", "user_data")
+"""The last two: pictures that `/v1/responses` takes by their ids."""
+
 UPLOAD: dict[str, Any] = {
     "type": "object",
     "properties": {
         "file": {
             "type": "string",
             "format": "binary",
-            "description": "JSONL, one request per line.",
+            "description": "JSONL, one request per line; or a picture.",
         },
-        "purpose": {"type": "string", "enum": ["batch"]},
+        "purpose": {"type": "string", "enum": [*PURPOSES]},
         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
         "expires_after[seconds]": {
             "type": "integer",
@@ -117,21 +120,23 @@ def reply_of(file: StoredFile) -> FileReply:
 @router.post("/v1/files", responses=replies(FileReply))
 @takes_form(UPLOAD)
 async def upload(request: Request) -> Response:
-    """Store a file with the requests of a batch."""
+    """Store a file: the requests of a batch, or a picture."""
     files = files_of(request)
     boundary = boundary_of(request.headers.get("content-type", ""))
     arriving = await files.receive(owner_of(request))
     try:
         filename, fields = await _read(request, boundary, arriving)
-        if fields.get("purpose") != "batch":
-            shown = fields.get("purpose", "absent")[:100]
-            raise InvalidRequest(f"purpose must be batch, not {shown}", param="purpose")
+        purpose = fields.get("purpose", "absent")
+        if purpose not in PURPOSES:
+            raise InvalidRequest(
+                f"purpose must be batch, vision or user_data, not {purpose[:100]}", param="purpose"
+            )
         if filename is None:
             raise InvalidRequest(
                 "file is required", param="file", code="missing_required_parameter"
             )
         expires = _expiry(fields)
-        stored = await arriving.keep(filename, "batch", expires)
+        stored = await arriving.keep(filename, purpose, expires)
         return json_response(reply_of(stored))
     finally:
         arriving.close()

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import base64
 import binascii
+from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from ....base.errors import ContextOverflow, InvalidRequest, TooLarge
-from ....base.spec import InputSpan
+from ....base.errors import ContextOverflow, InvalidRequest, NotFound, TooLarge
 from ....loader.towers import MOST_INPUTS
 from ...caller import CALLER
 
 if TYPE_CHECKING:
+    from ....base.spec import InputSpan
     from ....dist.payloads import SealedInput
-    from ....engine.clients.pictures import PreparedPicture
+    from ....engine.clients.kept_pictures import SealedPicture
+    from ....engine.clients.pictures import PicturePrompts, PreparedPicture
+    from ....media import OnChild
     from ...service import Service
     from .schema import Message
 
@@ -26,13 +28,26 @@ _DETAILS = {"low": True, "high": False, "auto": False, None: False}
 
 
 class GivenPicture(NamedTuple):
-    """A client's picture."""
+    """A client's picture, not read yet. The converters of other interfaces put one in the place of
+    `image_url`, where no JSON has such a value."""
 
     where: str
     """The field that errors name."""
-    data: bytes
-    small: bool
+    data: str = ""
+    """The file in base64."""
+    small: bool = False
     """Whether little detail is wanted."""
+    file_id: str = ""
+    """Id of an uploaded file, in place of `data`."""
+
+
+class LoadedPicture(NamedTuple):
+    """A picture whose base64 is read, or whose file is there."""
+
+    given: GivenPicture
+    name: bytes
+    """Equal for equal contents of one owner."""
+    data: bytes | Path
 
 
 def pictures_of(messages: list[Message]) -> list[GivenPicture]:
@@ -44,6 +59,8 @@ def pictures_of(messages: list[Message]) -> list[GivenPicture]:
                 continue
             where = f"messages.{index}.content.{place}.image_url"
             if message.role != "user":
+                sent = isinstance(part.image_url, GivenPicture)
+                where = part.image_url.where if sent else where
                 raise InvalidRequest("only a user's message has pictures", param=where)
             found.append((where, part.image_url))
     if len(found) > MOST_INPUTS:
@@ -55,24 +72,79 @@ def pictures_of(messages: list[Message]) -> list[GivenPicture]:
 
 
 def _given(given: Any, where: str) -> GivenPicture:
+    if isinstance(given, GivenPicture):
+        return given
     given = {"url": given} if isinstance(given, str) else given
     if not isinstance(given, dict) or not isinstance(given.get("url"), str):
         raise InvalidRequest("image_url must have a url", param=f"{where}.url")
-    detail = given.get("detail")
+    small = is_small(given.get("detail"), f"{where}.detail")
+    return GivenPicture(f"{where}.url", base64_of(given["url"], f"{where}.url"), small)
+
+
+def is_small(detail: Any, where: str) -> bool:
+    """Return whether a `detail` asks for little. Raises `InvalidRequest`."""
     if not isinstance(detail, str | None) or detail not in _DETAILS:
-        raise InvalidRequest("detail must be low, high or auto", param=f"{where}.detail")
-    head, comma, data = given["url"].partition(",")
-    where = f"{where}.url"
+        raise InvalidRequest("detail must be low, high or auto", param=where)
+    return _DETAILS[detail]
+
+
+def base64_of(url: str, where: str) -> str:
+    """Return the base64 of a data URL. Raises `InvalidRequest` for other URLs."""
+    head, comma, data = url.partition(",")
     if not comma or not head[:5].lower() == "data:" or not head.lower().endswith(";base64"):
         raise InvalidRequest(
             "a picture is taken as a data URL (data:image/png;base64,…); nothing is fetched",
             param=where,
             code="unsupported_content",
         )
+    return data
+
+
+async def _loaded(service: Service, pictures: list[GivenPicture], most: int) -> list[LoadedPicture]:
+    """Read the base64 of pictures, and find their files, of at most `most` bytes each. Raises
+    `HeadraceError`."""
+    if not any(one.file_id for one in pictures):
+        return await service.hands.beside(lambda: [_decoded(one) for one in pictures])
+    return [
+        await _file(service, one, most) if one.file_id else await service.hands.run(_decoded, one)
+        for one in pictures
+    ]
+
+
+def _decoded(given: GivenPicture) -> LoadedPicture:
     try:
-        return GivenPicture(where, base64.b64decode(data, validate=True), _DETAILS[detail])
+        data = base64.b64decode(given.data, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidRequest("the data is not base64", param=where) from None
+        raise InvalidRequest("the data is not base64", param=given.where) from None
+    return LoadedPicture(given, blake2b(data, digest_size=32).digest(), data)
+
+
+async def _file(service: Service, given: GivenPicture, most: int) -> LoadedPicture:
+    if service.files is None:
+        raise InvalidRequest(
+            "this server keeps no files (option files); send the picture as a data URL",
+            param=given.where,
+            code="files_off",
+        )
+    try:
+        path = await service.files.readable(given.file_id, CALLER.get().owner, most)
+    except (NotFound, TooLarge) as error:
+        error.param = given.where
+        raise
+    return LoadedPicture(given, f"file {given.file_id}".encode(), path)
+
+
+def _read(
+    seen: PicturePrompts, picture: LoadedPicture, most: int, on_child: OnChild | None = None
+) -> PreparedPicture:
+    """Decode a picture; a file's content is read only now, as few are decoded at a time."""
+    data, given = picture.data, picture.given
+    if isinstance(data, Path):
+        try:
+            data = data.read_bytes()
+        except OSError:
+            raise NotFound(f"the content of {given.file_id} is gone", param=given.where) from None
+    return seen.read(data, given.where, given.small, most, on_child)
 
 
 async def with_pictures(
@@ -87,7 +159,7 @@ async def with_pictures(
     """
     seen = service.pictures
     assert seen is not None, "the model takes pictures"
-    pictures, place = pictures_of(messages), seen.place
+    pictures, place = await service.hands.beside(pictures_of, messages), seen.place
     if prompt.count(place) != len(pictures):
         token = service.engine.tokenizer.id_to_token(place)
         raise InvalidRequest(
@@ -104,42 +176,21 @@ async def with_pictures(
             param="messages",
         )
     room = min(room, seen.most_rows)
-    ids: list[int] = []
-    spans: list[InputSpan] = []
-    held: list[SealedInput] = []
-    after = 0
-    for number, given in enumerate(pictures):
+    grids: list[tuple[int, int, int]] = []
+    held: list[SealedPicture] = []
+    for number, picture in enumerate(await _loaded(service, pictures, seen.limits.bytes)):
+        name = owner, picture.name, picture.given.small
         # The pictures after this one take some, too.
         mine = seen.most_rows if counts else room - (len(pictures) - number - 1) * least
-        made = await service.decoders.run(seen.read, given.data, given.where, given.small, mine)
-        room -= made.length
-        own = None
-        if not counts:
-            patches = np.concatenate([tile.patches for tile in made.tiles])
-            own = seen.payloads.hold(owner, patches, seen.levels)
-            held.append(own)
-        at = prompt.index(place, after)
-        ids += prompt[after:at]
-        tokens = seen.ids(made.rows, made.columns, made.tiles[0].rows)
-        spans += _spans(made, tokens, len(ids), place, own)
-        ids += tokens
-        after = at + 1
-    return ids + prompt[after:], spans, held
-
-
-def _spans(
-    made: PreparedPicture,
-    tokens: tuple[int, ...],
-    begin: int,
-    place: int,
-    held: SealedInput | None,
-) -> list[InputSpan]:
-    """Return the inputs of a picture whose tokens begin at `begin`, one for each tile."""
-    spans, at = [], 0
-    for number, tile in enumerate(made.tiles):
-        at, units = tokens.index(place, at), len(tile.patches)
-        source = None if held is None else held.part(number * units, units)
-        shape = units, tile.columns
-        spans.append(InputSpan(begin + at, tile.rows, "picture", tile.digest, source, *shape))
-        at += tile.rows
-    return spans
+        found = seen.kept.find(name)
+        if found is None:
+            made = await service.decoders.run(_read, seen, picture, mine)
+            grid, length = (made.rows, made.columns, made.tiles[0].rows), made.length
+            found = None if counts else seen.kept.hold(name, *made)
+        else:
+            grid, length = (found.rows, found.columns, found.each), found.length
+        room -= seen.check_rows(length, mine, picture.given.where)
+        grids.append(grid)
+        held += [] if counts or found is None else [found]
+    ids, spans = seen.expand(prompt, grids, held)
+    return ids, spans, [one.sealed for one in held]

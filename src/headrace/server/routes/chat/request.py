@@ -216,6 +216,7 @@ class Chat:
             inputs=self.inputs,
         )
         self.usage.known_prompt(0, len(self.prompt))
+        self.usage.pictures = sum(one.length for one in self.inputs if one.kind == "picture")
         return stream
 
     def head(self, kind: str) -> dict[str, Any]:

@@ -129,6 +129,7 @@ class CompletionBody(FrontendFields):
 
 class PromptTokensDetails(TypedDict):
     cached_tokens: int
+    image_tokens: NotRequired[int]
 
 
 class CompletionTokensDetails(TypedDict):

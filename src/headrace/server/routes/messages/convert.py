@@ -7,25 +7,30 @@ from typing import Any
 
 from ....base.errors import InvalidRequest
 from ...body import converted, needed
+from ..chat.pictures import GivenPicture
 from ..chat.schema import ChatBody
 from .schema import Block, CountBody, MessagesBody, Turn
 
 
 def to_chat(
-    body: CountBody, *, counts_reasoning: bool = False, beginning: bool = False
+    body: CountBody,
+    *,
+    counts_reasoning: bool = False,
+    beginning: bool = False,
+    sees: bool = False,
 ) -> ChatBody:
     """Convert a conversation into a chat body. Raises `InvalidRequest` naming the block.
 
     If the last message is the assistant's, the answer continues it. `counts_reasoning`: the model's
     reasoning can be limited to a number of tokens. `beginning`: the conversation goes on after
-    these messages, so no answer follows them.
+    these messages, so no answer follows them. `sees`: the model takes pictures.
     """
     messages: list[dict[str, Any]] = []
     if body.system:
         text = body.system if isinstance(body.system, str) else _texts(body.system, "system")
         messages.append({"role": "system", "content": text})
     for place, turn in enumerate(body.messages):
-        messages += _turn(turn, f"messages.{place}")
+        messages += _turn(turn, f"messages.{place}", sees)
     chat: dict[str, Any] = {"messages": messages, "model": body.model}
     if body.messages[-1].role == "assistant" and not beginning:
         chat |= _continued(body, messages, f"messages.{len(body.messages) - 1}")
@@ -113,11 +118,11 @@ def _choice(body: CountBody) -> dict[str, Any]:
     return {"tool_choice": chosen, "parallel_tool_calls": not choice.disable_parallel_tool_use}
 
 
-def _turn(turn: Turn, where: str) -> list[dict[str, Any]]:
+def _turn(turn: Turn, where: str, sees: bool) -> list[dict[str, Any]]:
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
     if turn.role != "assistant":
-        return _user(turn, where)
+        return _user(turn, where, sees)
     message: dict[str, Any] = {"role": "assistant", "content": None}
     texts, thoughts, calls = [], [], []
     for place, block in enumerate(turn.content):
@@ -145,9 +150,9 @@ def _turn(turn: Turn, where: str) -> list[dict[str, Any]]:
     return [message]
 
 
-def _user(turn: Turn, where: str) -> list[dict[str, Any]]:
-    """Convert a user's turn; tool results become messages of their own, in place among the
-    texts."""
+def _user(turn: Turn, where: str, sees: bool) -> list[dict[str, Any]]:
+    """Convert a user's turn; tool results become messages of their own, in place among the texts
+    and pictures."""
     messages: list[dict[str, Any]] = []
     assert isinstance(turn.content, list)
     for place, block in enumerate(turn.content):
@@ -162,15 +167,53 @@ def _user(turn: Turn, where: str) -> list[dict[str, Any]]:
                     "content": f"Error: {text}" if block.is_error else text,
                 }
             )
-        elif block.type in ("text", "document", "search_result"):
-            text = _text(block, here)
-            if messages and messages[-1]["role"] == turn.role:
-                messages[-1]["content"] += "\n\n" + text
-            else:
-                messages.append({"role": turn.role, "content": text})
+        elif block.type in ("text", "document", "search_result") or (
+            block.type == "image" and sees
+        ):
+            part = _picture(block, here) if block.type == "image" else _text(block, here)
+            if not messages or messages[-1]["role"] != turn.role:
+                messages.append({"role": turn.role, "content": ""})
+            messages[-1]["content"] = _joined(messages[-1]["content"], part)
         else:
             raise _refused(block, here)
     return messages or [{"role": turn.role, "content": ""}]
+
+
+def _joined(content: str | list[dict[str, Any]], part: str | GivenPicture) -> Any:
+    """Return a content with one part more: a text as long as it has no picture."""
+    if isinstance(content, str) and isinstance(part, str):
+        return f"{content}\n\n{part}" if content else part
+    parts = ([_said(content)] if content else []) if isinstance(content, str) else content
+    if isinstance(part, GivenPicture):
+        parts.append({"type": "image_url", "image_url": part})
+    elif parts[-1]["type"] == "text":
+        parts[-1]["text"] += "\n\n" + part
+    else:
+        parts.append(_said(part))
+    return parts
+
+
+def _said(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _picture(block: Block, where: str) -> GivenPicture:
+    source = block.source if isinstance(block.source, dict) else {}
+    kind, data = source.get("type"), source.get("data")
+    if kind in ("url", "file"):
+        why = "nothing is fetched" if kind == "url" else "files are not taken here"
+        raise InvalidRequest(
+            f"{where}.source.type must be base64, not {kind}: {why}",
+            param=f"{where}.source.type",
+            code="unsupported_content",
+        )
+    if kind != "base64":
+        words = f"{where}.source must be an object of type base64 with the picture's data"
+        raise InvalidRequest(words, param=f"{where}.source")
+    if not isinstance(data, str):
+        here = f"{where}.source.data"
+        raise InvalidRequest(f"{here} must be a picture's file in base64", param=here)
+    return GivenPicture(f"{where}.source.data", data)
 
 
 def _texts(blocks: list[Block], where: str) -> str:

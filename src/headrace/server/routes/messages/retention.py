@@ -31,10 +31,13 @@ async def retain(service: Service, body: CountBody, chat: Chat) -> None:
     """
     marks = {seconds: cut for cut, seconds in marks_of(body)}
     found = []
+    sees = service.pictures is not None
     for seconds, cut in marks.items():
         tokens = len(chat.prompt)
         if cut is not None:
-            begun = await service.hands.beside(lambda cut=cut: to_chat(cut, beginning=True))
+            begun = await service.hands.beside(
+                lambda cut=cut: to_chat(cut, beginning=True, sees=sees)
+            )
             part = Chat(service, begun, "")
             try:
                 await part.tokenise(counts=True)

@@ -31,6 +31,7 @@ async def count_tokens(request: Request) -> Response:
     request.scope["headrace.error_reply"] = error_reply
     service, body = await entered(request, CountBody)
     service.check_model(body.model)
-    chat = Chat(service, await service.hands.beside(to_chat, body), "")
+    sees = service.pictures is not None
+    chat = Chat(service, await service.hands.beside(lambda: to_chat(body, sees=sees)), "")
     await chat.tokenise(counts=True)
     return json_response({"input_tokens": len(chat.prompt)})

@@ -38,7 +38,10 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 def error_value(error: HeadraceError) -> dict[str, Any]:
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else _TYPES[400])
-    detail: dict[str, Any] = {"type": kind, "message": error.message}
+    # Anthropic's errors have no field of their own for the path of the wrong one.
+    named = not error.param or error.param in error.message
+    message = error.message if named else f"{error.param}: {error.message}"
+    detail: dict[str, Any] = {"type": kind, "message": message}
     if error.param == "thread":
         # Anthropic's clients then continue without threads: they send the whole conversation each
         # time.
@@ -56,8 +59,8 @@ def _error_frame(error: HeadraceError) -> bytes:
 
 
 async def serve(service: Service, request: Request, body: MessagesBody) -> Response:
-    counts = service.speech.counts_reasoning
-    given = await service.hands.beside(lambda: to_chat(body, counts_reasoning=counts))
+    counts, sees = service.speech.counts_reasoning, service.pictures is not None
+    given = await service.hands.beside(lambda: to_chat(body, counts_reasoning=counts, sees=sees))
     name = request.scope["headrace.request_id"]
     chat, stream = await begin(
         service,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....base.errors import InvalidRequest
 from ...body import converted
+from ..chat.pictures import GivenPicture
 from ..chat.schema import ChatBody
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def generate_of(service: Service, body: GenerateBody) -> ChatBody:
     if body.images and (body.context or body.raw or body.suffix is not None):
         raise InvalidRequest("images are taken without context, raw and suffix", param="images")
     messages: list[dict[str, Any]] = [
-        {"role": "user", "content": _content(body.prompt, body.images)}
+        {"role": "user", "content": _content(body.prompt, body.images, "images")}
     ]
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
@@ -96,7 +97,7 @@ def _messages(given: list[OllamaMessage]) -> list[dict[str, Any]]:
     for place, message in enumerate(given):
         new: dict[str, Any] = {
             "role": message.role,
-            "content": _content(message.content, message.images),
+            "content": _content(message.content, message.images, f"messages.{place}.images"),
         }
         if message.thinking:
             new["reasoning_content"] = message.thinking
@@ -130,13 +131,18 @@ def _messages(given: list[OllamaMessage]) -> list[dict[str, Any]]:
     return found
 
 
-def _content(text: str | None, images: list[Any] | None) -> str | list[dict[str, Any]]:
-    """Return the content of a message: pictures come before its text."""
+def _content(text: str | None, images: list[Any] | None, where: str) -> str | list[dict[str, Any]]:
+    """Return the content of a message: pictures come before its text. `where`: the images' field.
+    Raises `InvalidRequest`."""
     if not images:
         return text or ""
-    parts: list[dict[str, Any]] = [
-        {"type": "image_url", "image_url": {"url": f"data:;base64,{image}"}} for image in images
-    ]
+    parts: list[dict[str, Any]] = []
+    for place, image in enumerate(images):
+        if not isinstance(image, str):
+            here = f"{where}.{place}"
+            raise InvalidRequest(f"{here} must be a picture's file in base64", param=here)
+        given = GivenPicture(f"{where}.{place}", image)
+        parts.append({"type": "image_url", "image_url": given})
     return [*parts, {"type": "text", "text": text or ""}]
 
 

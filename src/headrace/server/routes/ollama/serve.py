@@ -159,7 +159,7 @@ async def chat(service: Service, request: Request, body: OllamaChatBody) -> Resp
 
 async def generate(service: Service, request: Request, body: GenerateBody) -> Response:
     talk = Talk(service, request, "generate", body.model)
-    if not body.prompt and body.suffix is None and not body.context:
+    if not (body.prompt or body.context or body.images) and body.suffix is None:
         service.check_model(plain_name(body.model), adapters=True)
         return talk.opened(body.keep_alive)
     talk.start(generate_of(service, body))

@@ -7,6 +7,7 @@ from typing import Any
 
 from ....base.errors import InvalidRequest
 from ...body import converted, needed
+from ..chat.pictures import GivenPicture, base64_of, is_small
 from ..chat.schema import ChatBody
 from .schema import InputItem, InputPart, NamedChoice, ResponseBody
 
@@ -35,8 +36,9 @@ def _stored(item: InputItem) -> dict[str, Any]:
     return plain
 
 
-def to_chat(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
-    """Convert a conversation to a chat body. `items`: all turns, earliest first.
+def to_chat(body: ResponseBody, items: list[dict[str, Any]], sees: bool = False) -> ChatBody:
+    """Convert a conversation to a chat body. `items`: all turns, earliest first; `sees`: the model
+    takes pictures.
 
     Raises `InvalidRequest`.
     """
@@ -44,7 +46,7 @@ def to_chat(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
     for place, item in enumerate(items):
-        _append(messages, converted(item, InputItem), f"input.{place}")
+        _append(messages, converted(item, InputItem), f"input.{place}", sees)
     chat: dict[str, Any] = {
         "messages": messages,
         "model": body.model,
@@ -87,18 +89,20 @@ _SAME = (
 """vLLM's additional fields, which chat has too."""
 
 
-def _append(messages: list[dict[str, Any]], item: InputItem, where: str) -> None:
+def _append(messages: list[dict[str, Any]], item: InputItem, where: str, sees: bool) -> None:
     """Append an item; consecutive assistant items become one message."""
     match item.type or "message":
         case "message":
             if item.role is None:
                 raise InvalidRequest(f"{where}.role is required", param=f"{where}.role")
-            text = _text(item.content, f"{where}.content")
             if item.role == "assistant":
+                text = _text(item.content, f"{where}.content")
                 message = _assistant(messages)
                 message["content"] = (message["content"] or "") + text
             else:
-                messages.append({"role": item.role, "content": text})
+                take = _content if sees else _text
+                content = take(item.content, f"{where}.content")
+                messages.append({"role": item.role, "content": content})
         case "reasoning":
             text = _text(item.content or item.summary or "", f"{where}.content")
             message = _assistant(messages)
@@ -122,12 +126,38 @@ def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return messages[-1]
 
 
-def _text(content: str | list[InputPart] | None, where: str) -> str:
+def _content(content: str | list[InputPart] | None, where: str) -> str | list[dict[str, Any]]:
+    """Return the content of a message: a text, or parts if it has pictures."""
+    if not isinstance(content, list) or all(part.type != "input_image" for part in content):
+        return _text(content, where)
+    return [
+        {"type": "image_url", "image_url": _picture(part, f"{where}.{place}")}
+        if part.type == "input_image"
+        else {"type": "text", "text": _text([part], where, place)}
+        for place, part in enumerate(content)
+    ]
+
+
+def _picture(part: InputPart, where: str) -> GivenPicture:
+    small = is_small(part.detail, f"{where}.detail")
+    if (part.image_url is None) == (part.file_id is None):
+        raise InvalidRequest(f"{where} must have either image_url or file_id", param=where)
+    name = "file_id" if part.image_url is None else "image_url"
+    given, here = getattr(part, name), f"{where}.{name}"
+    if not isinstance(given, str):
+        raise InvalidRequest(f"{here} must be a string", param=here)
+    if name == "file_id":
+        return GivenPicture(here, small=small, file_id=given)
+    return GivenPicture(here, base64_of(given, here), small)
+
+
+def _text(content: str | list[InputPart] | None, where: str, first: int = 0) -> str:
+    """Return the text of parts; `first`: place of the first one in its message."""
     if content is None:
         raise InvalidRequest(f"{where} is required", param=where)
     if isinstance(content, str):
         return content
-    for place, part in enumerate(content):
+    for place, part in enumerate(content, first):
         if part.type in ("input_image", "input_file"):
             raise InvalidRequest(
                 f"this model takes no {part.type} parts; allowed: text",

@@ -195,10 +195,10 @@ class Responses:
     async def _to_chat(self, body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
         """Convert a conversation, in a thread if it has thousands of items, as even a short body
         may."""
-        hands = self.service.hands
+        hands, sees = self.service.hands, self.service.choose(body.model).pictures is not None
         if len(items) > SHORT:
-            return await hands.run(to_chat, body, items)
-        return await hands.beside(to_chat, body, items)
+            return await hands.run(to_chat, body, items, sees)
+        return await hands.beside(to_chat, body, items, sees)
 
     async def count(self, body: ResponseBody, owner: str) -> int:
         """Count the conversation's tokens without answering it."""

@@ -1,0 +1,140 @@
+"""Pictures in a conversation of the terminal: files that are named or dropped, and their place in
+the prompt of an engine in this process."""
+
+from __future__ import annotations
+
+import base64
+import re
+from importlib import import_module
+from pathlib import Path
+from stat import S_ISREG
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from ..base.errors import ContextOverflow, InvalidRequest, TooLarge
+from ..media import PICTURE_REFUSALS, PictureLimits
+from ..media.pictures import picture_format
+from ..server.decoders import Decoders
+from ..speech.finding import sees
+from ..text import Foreign, encode_between
+
+if TYPE_CHECKING:
+    from ..base.spec import InputSpan
+    from ..engine.clients.face import ServingEngine
+    from ..engine.clients.kept_pictures import SealedPicture
+    from ..engine.clients.pictures import PicturePrompts
+
+LIMITS = PictureLimits()
+_WORD = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|((?:\\.|[^\s\\])+))(?:\s+|$)""")
+_FILE = re.compile(r"file://[^/]*")
+
+
+def picture_part(path: Path) -> dict[str, Any]:
+    """Read a picture's file as a part of a message. Raises `InvalidRequest`, `TooLarge`."""
+    try:
+        if not S_ISREG(path.stat().st_mode):
+            raise InvalidRequest(f"{path} is no file")
+        with path.open("rb") as file:
+            data = file.read(LIMITS.bytes + 1)
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from None
+    if len(data) > LIMITS.bytes:
+        raise TooLarge(f"{path} has more than {LIMITS.bytes:,} bytes, which is what is taken")
+    format = picture_format(data[:12])
+    if format is None:
+        raise InvalidRequest(f"{path}: {PICTURE_REFUSALS['format']}")
+    url = f"data:image/{format};base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def dropped(text: str) -> tuple[list[Path], str]:
+    """Split pictures that were dropped on a terminal, before a text, from that text: absolute paths
+    and file URLs, quoted or escaped, of files that begin as a picture does."""
+    found: list[Path] = []
+    while (word := _WORD.match(text)) is not None:
+        single, double, plain = word.groups()
+        name = single or double or re.sub(r"\\(.)", r"\1", plain or "")
+        path = Path(unquote(_FILE.sub("", name)) if _FILE.match(name) else name)
+        if not path.is_absolute() or not _is_picture(path):
+            break
+        found.append(path)
+        text = text[word.end() :]
+    return found, text
+
+
+def _is_picture(path: Path) -> bool:
+    try:
+        if not path.is_file():  # Opening a pipe would wait.
+            return False
+        with path.open("rb") as file:
+            return picture_format(file.read(12)) is not None
+    except (OSError, ValueError):
+        return False
+
+
+class LocalPictures:
+    """Prompts with pictures for an engine in this process."""
+
+    def __init__(self, engine: ServingEngine) -> None:
+        self._engine = engine
+        able = "inputs" in getattr(engine, "features", ()) and sees(engine.files.path)
+        self._prompts: PicturePrompts | None = None
+        """None: the model takes no pictures."""
+        if able:
+            # Not for every chat: shared memory is Linux's.
+            pictures = import_module("headrace.engine.clients.pictures")
+            self._prompts = pictures.open_picture_prompts(engine.files, engine.tokenizer)
+        self._decoders = Decoders()
+
+    def __bool__(self) -> bool:
+        return self._prompts is not None
+
+    async def prompt(
+        self, messages: list[dict[str, Any]]
+    ) -> tuple[list[int], list[InputSpan], list[SealedPicture]]:
+        """Return the ids of a conversation, its inputs, and what holds them until its answer has
+        ended. Raises `InvalidRequest`, `TooLarge`, `ContextOverflow`."""
+        engine, seen = self._engine, self._prompts
+        assert seen is not None, "the model takes pictures"
+        assert engine.template is not None, "the model talks"
+        token = engine.tokenizer.id_to_token(seen.place) or ""
+        plain = [{**one, "content": _plain(one["content"])} for one in messages]
+        text = engine.template.render(Foreign([token], everywhere=True).cut(plain))
+        ids = encode_between(engine.tokenizer, text)
+        parts = [part for one in messages for part in _pictures(one["content"])]
+        if ids.count(seen.place) != len(parts):
+            raise InvalidRequest("the model's chat template has no place for these pictures")
+        held: list[SealedPicture] = []
+        least = seen.picture.least_rows
+        room = min(seen.most_rows, engine.max_context - len(ids))
+        for number, part in enumerate(parts):
+            most = room - (len(parts) - number - 1) * least
+            if most < least:
+                raise ContextOverflow("the pictures do not fit into the context: /clear, or fewer")
+            url = part["image_url"]["url"]
+            name = "", url.encode(), False
+            found = seen.kept.find(name)
+            if found is None:
+                data = base64.b64decode(url.partition(",")[2])
+                made = await self._decoders.run(seen.read, data, "picture", False, most)
+                found = seen.kept.hold(name, *made)
+            room -= seen.check_rows(found.length, most, "picture")
+            held.append(found)
+        grids = [(one.rows, one.columns, one.each) for one in held]
+        ids, spans = seen.expand(ids, grids, held)
+        return ids, spans, held
+
+
+def _pictures(content: Any) -> list[dict[str, Any]]:
+    return [one for one in content if one["type"] == "image_url"] if _parted(content) else []
+
+
+def _plain(content: Any) -> Any:
+    """Return a content as templates read it."""
+    if not _parted(content):
+        return content
+    return [one if one["type"] == "text" else {"type": "image"} for one in content]
+
+
+def _parted(content: Any) -> bool:
+    return isinstance(content, list)

@@ -1,0 +1,122 @@
+"""Pictures in sealed memory that are kept after their request: a later turn of the conversation
+brings them again, and then none is decoded, resized or sealed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...base.errors import Overloaded
+
+if TYPE_CHECKING:
+    from ...base.encodings import SealedHandle
+    from ...dist.payloads import SealedInput, SealedInputs
+    from .pictures import PreparedTile
+
+MOST_BYTES = 64 << 20
+"""Bytes of kept pictures: four that fill the largest grid of SmolVLM."""
+MOST_PICTURES = 64
+Name = tuple[str, bytes, bool]
+"""Owner of a picture, name of its content, and whether it has little detail."""
+
+
+class SealedPicture(NamedTuple):
+    """The tiles of a picture in one sealed memory, in the order of the prompt."""
+
+    sealed: SealedInput
+    digests: tuple[bytes, ...]
+    """`PreparedTile.digest` of each."""
+    units: int
+    """Units of the encoder in a tile."""
+    rows: int
+    columns: int
+    each: int
+    """Rows of the language model for a tile."""
+    grid: int
+    """`InputSpan.columns` of a tile."""
+
+    @property
+    def length(self) -> int:
+        """Rows of the language model for all tiles."""
+        return self.each * len(self.digests)
+
+    def source(self, tile: int) -> SealedHandle:
+        """Return the handle of a tile."""
+        return self.sealed.part(tile * self.units, self.units)
+
+
+class KeptPictures:
+    """The pictures that requests have brought, the least recently used dropped first; each is found
+    by its owner alone. For one thread.
+
+    Their bytes count in `SealedInputs` as others do, and they go as soon as a request lacks room.
+    """
+
+    def __init__(
+        self,
+        payloads: SealedInputs,
+        levels: npt.NDArray[np.float32],
+        most: int = MOST_BYTES,
+        most_pictures: int = MOST_PICTURES,
+    ) -> None:
+        """`levels`: numbers of the bytes, as `SealedInputs.hold` takes them; `most`: bytes."""
+        self._payloads, self._levels = payloads, levels
+        self._most, self._most_pictures = most, most_pictures
+        self._kept: OrderedDict[Name, SealedPicture] = OrderedDict()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, name: Name) -> SealedPicture | None:
+        """Return a kept picture, which is then the last to go."""
+        found = self._kept.get(name)
+        if found is not None:
+            self._kept.move_to_end(name)
+        return found
+
+    def hold(
+        self,
+        name: Name,
+        tiles: Sequence[PreparedTile],
+        rows: int,
+        columns: int,
+    ) -> SealedPicture:
+        """Seal a picture, whose tiles are alike, and keep it. Raises as `SealedInputs.hold`."""
+        first = tiles[0]
+        sealed = self._seal(name[0], np.concatenate([tile.patches for tile in tiles]))
+        digests = tuple(tile.digest for tile in tiles)
+        shape = len(first.patches), rows, columns, first.rows, first.columns
+        held = SealedPicture(sealed, digests, *shape)
+        self._drop(name)
+        if sealed.size <= self._most:
+            while self.bytes + sealed.size > self._most or len(self._kept) >= self._most_pictures:
+                self._drop(next(iter(self._kept)))
+            self._kept[name] = held
+            self.bytes += sealed.size
+        return held
+
+    def clear(self) -> None:
+        """Drop all; those of requests in work go with these."""
+        self._kept.clear()
+        self.bytes = 0
+
+    def _seal(self, owner: str, patches: npt.NDArray[np.uint8]) -> SealedInput:
+        """Seal patches; where room is lacking, kept pictures go, the owner's own ones first."""
+        while True:
+            try:
+                return self._payloads.hold(owner, patches, self._levels)
+            except Overloaded:
+                if not self._kept:
+                    raise
+            own = (name for name in self._kept if name[0] == owner)
+            self._drop(next(own, next(iter(self._kept))))
+
+    def _drop(self, name: Name) -> None:
+        gone = self._kept.pop(name, None)
+        if gone is not None:
+            self.bytes -= gone.sealed.size
