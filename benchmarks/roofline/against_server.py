@@ -35,7 +35,8 @@ from headrace.engine.simulator.described import make_case
 from headrace.engine.simulator.sim import Cluster
 from headrace.engine.simulator.sim_replica import ReplicaSpec
 from headrace.roofline.efficiency import CPU_EFFICIENCY
-from headrace.roofline.hardware import Loop, load_hardware
+from headrace.roofline.hardware import Loop
+from headrace.roofline.hardware_files import load_hardware
 from headrace.roofline.machine import this_hardware
 
 CONTEXT, ROWS, STEP_TOKENS = 2048, 32, 512

@@ -18,7 +18,7 @@ from headrace.loader import open_model
 from headrace.roofline.composition import compose
 from headrace.roofline.efficiency import CPU_EFFICIENCY
 from headrace.roofline.fit import StepRecord, fit_efficiency, prediction_errors
-from headrace.roofline.hardware import load_hardware, save_hardware
+from headrace.roofline.hardware_files import load_hardware, save_hardware
 from headrace.roofline.machine import calibration_path
 from headrace.roofline.step import StepModel
 

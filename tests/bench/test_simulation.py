@@ -32,7 +32,8 @@ from headrace.engine.simulator.sim_replica import ReplicaSpec, SimRequest
 from headrace.roofline.composition import decode_step, prefill_step
 from headrace.roofline.counts import Case
 from headrace.roofline.efficiency import CPU_EFFICIENCY
-from headrace.roofline.hardware import DEVICES, Hardware, Loop, load_hardware, save_hardware
+from headrace.roofline.hardware import DEVICES, Hardware, Loop
+from headrace.roofline.hardware_files import load_hardware, save_hardware
 from headrace.roofline.known import known
 from headrace.roofline.step import StepModel
 from headrace.roofline.weights import WeightBytes

@@ -9,7 +9,8 @@ import pytest
 from headrace.base.errors import InvalidRequest
 from headrace.cli import models_speed
 from headrace.loader.cache import CachedModel
-from headrace.roofline.hardware import Hardware, save_hardware
+from headrace.roofline.hardware import Hardware
+from headrace.roofline.hardware_files import save_hardware
 
 
 def test_each_model_that_writes_has_a_speed(

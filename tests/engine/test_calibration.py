@@ -19,7 +19,8 @@ from headrace.engine.loop.build import build
 from headrace.engine.loop.calibration import calibrate_quickly, needs_calibration
 from headrace.loader import open_model
 from headrace.roofline.efficiency import CPU_EFFICIENCY
-from headrace.roofline.hardware import Hardware, find_hardware, load_hardware, save_hardware
+from headrace.roofline.hardware import Hardware
+from headrace.roofline.hardware_files import find_hardware, load_hardware, save_hardware
 from headrace.roofline.machine import calibration_path, this_hardware
 
 

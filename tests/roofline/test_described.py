@@ -24,7 +24,8 @@ from headrace.roofline.counts import Case
 from headrace.roofline.efficiency import CPU_EFFICIENCY
 from headrace.roofline.fit import StepRecord, fit_efficiency, honest
 from headrace.roofline.fits import verify_fits
-from headrace.roofline.hardware import DEVICES, find_hardware
+from headrace.roofline.hardware import DEVICES
+from headrace.roofline.hardware_files import find_hardware
 from headrace.roofline.known import KNOWN, known
 from headrace.roofline.machine import gpu_named
 from headrace.roofline.memory import plan_memory

@@ -11,7 +11,8 @@ from headrace.base.step import StepPlan
 from headrace.bench.calibrate import from_figures
 from headrace.engine.loop.prediction import case_of, step_predictor, tensor_bytes
 from headrace.loader import open_model
-from headrace.roofline.hardware import DEVICES, save_hardware
+from headrace.roofline.hardware import DEVICES
+from headrace.roofline.hardware_files import save_hardware
 from headrace.roofline.machine import calibration_path, gpu_named, this_hardware
 from headrace.roofline.weights import total_bytes
 

@@ -15,13 +15,8 @@ from headrace.roofline.composition import compose, decode_step, prefill_step, ve
 from headrace.roofline.counts import Case
 from headrace.roofline.efficiency import Curve, Efficiency
 from headrace.roofline.fit import StepRecord, fit_efficiency, prediction_errors, read_records
-from headrace.roofline.hardware import (
-    DEVICES,
-    Hardware,
-    find_hardware,
-    load_hardware,
-    save_hardware,
-)
+from headrace.roofline.hardware import DEVICES, Hardware
+from headrace.roofline.hardware_files import find_hardware, load_hardware, save_hardware
 from headrace.roofline.prices import read_prices
 from headrace.roofline.step import StepModel, step_time
 from headrace.roofline.weights import WIDE_ENDS, WeightBytes

@@ -12,7 +12,8 @@ from ..base.extras import require_torch
 from ..base.hardware import CpuFacts, cpu
 from ..roofline.efficiency import CPU_EFFICIENCY
 from ..roofline.fit import StepRecord
-from ..roofline.hardware import Hardware, save_hardware
+from ..roofline.hardware import Hardware
+from ..roofline.hardware_files import save_hardware
 from ..roofline.machine import calibration_path, last_level_cache
 
 

@@ -31,7 +31,7 @@ from ..bench.run import Outcome, run_bench
 from ..bench.store import read_records, records_csv, write_text
 from ..bench.sweep import COLUMNS, Point, Sweeper, read_points, rows, sweep_page
 from ..engine.simulator.described import make_case
-from ..roofline.hardware import find_hardware
+from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
 from ..roofline.page import charts, page
 from ..roofline.plot import write_png

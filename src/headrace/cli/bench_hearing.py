@@ -28,7 +28,7 @@ from ..bench.run import ask_server
 from ..bench.sounds import read_recordings
 from ..bench.store import write_text
 from ..loader.whisper_files import open_whisper
-from ..roofline.hardware import find_hardware
+from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
 from ..speech.finding import find
 from .bench_flags import (

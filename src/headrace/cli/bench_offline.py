@@ -25,7 +25,7 @@ from ..bench.record import RequestRecord
 from ..bench.report import html_report
 from ..bench.store import Store
 from ..engine.simulator.described import make_case
-from ..roofline.hardware import find_hardware
+from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
 from .bench_flags import AsJson, Keep, Out, default_folder, fresh_seed, with_run_flags
 from .configured import configured

@@ -9,7 +9,7 @@ from ..base.errors import HeadraceError, InvalidRequest
 from ..engine.simulator.described import make_case
 from ..loader.cache import CachedModel
 from ..roofline.composition import decode_step
-from ..roofline.hardware import find_hardware
+from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
 from ..roofline.step import step_time
 

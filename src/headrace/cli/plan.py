@@ -24,7 +24,8 @@ from ..bench.run import make_sessions
 from ..bench.workload import shareable_tokens
 from ..engine.loop.draft_law import MEASURED, DraftLaw, draft_law
 from ..engine.simulator.described import describe_model
-from ..roofline.hardware import DEVICES, Hardware, find_hardware
+from ..roofline.hardware import DEVICES, Hardware
+from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
 from ..roofline.planner import (
     FORMATS,

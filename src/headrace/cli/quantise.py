@@ -16,7 +16,7 @@ from ..factory.quantise import BUILT_IN, NO_TEXT, TARGETS
 from ..factory.shrink import QuantiseWish, Shrinking, write_report
 from ..factory.to_gguf import MIX
 from ..quantise.text import TOKENS
-from ..roofline.hardware import find_hardware
+from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
 from .progress import DownloadBars
 

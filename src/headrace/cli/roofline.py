@@ -24,7 +24,8 @@ from ..roofline.composition import Composition, compose, decode_step, prefill_st
 from ..roofline.counts import Case, device_bytes
 from ..roofline.fit import fit_efficiency, honest, prediction_errors, read_records
 from ..roofline.fits import verify_fits
-from ..roofline.hardware import DEVICES, Hardware, find_hardware, save_hardware
+from ..roofline.hardware import DEVICES, Hardware
+from ..roofline.hardware_files import find_hardware, save_hardware
 from ..roofline.machine import calibration_path
 from ..roofline.plot import write_png
 from ..roofline.report import COLUMNS, as_json, html_page, roofline_chart, rows, share_chart

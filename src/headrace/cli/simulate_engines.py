@@ -20,7 +20,8 @@ from ..engine.loop.draft_law import draft_law
 from ..engine.simulator.described import make_case
 from ..engine.simulator.sim import Cluster, Failures
 from ..engine.simulator.sim_replica import ReplicaSpec
-from ..roofline.hardware import Hardware, find_hardware
+from ..roofline.hardware import Hardware
+from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
 
 LOOP = {"gateway": "gateway", "loop": "step", "row": "row", "answer": "answer"}

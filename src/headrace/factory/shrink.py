@@ -33,7 +33,8 @@ from ..quantise.text import TOKENS, Text, TextSample, sample
 from ..quantise.work import WorkFolder
 from ..roofline.composition import Composition, decode_step, prefill_step
 from ..roofline.counts import Case
-from ..roofline.hardware import Hardware, find_hardware
+from ..roofline.hardware import Hardware
+from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
 from ..roofline.page import charts, page, table
 from ..roofline.plot import Chart, Series

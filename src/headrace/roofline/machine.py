@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ..base.environment import cache_root
 from ..base.hardware import cpu, gpus
-from .hardware import DEVICES, Hardware, load_hardware
+from .hardware import DEVICES, Hardware
+from .hardware_files import load_hardware
 
 
 def calibration_path() -> Path:

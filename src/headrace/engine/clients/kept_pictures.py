@@ -15,13 +15,38 @@ from ...base.errors import Overloaded
 if TYPE_CHECKING:
     from ...base.encodings import SealedHandle
     from ...dist.payloads import SealedInput, SealedInputs
-    from .pictures import PreparedTile
 
 MOST_BYTES = 64 << 20
 """Bytes of kept pictures: four that fill the largest grid of SmolVLM."""
 MOST_PICTURES = 64
 Name = tuple[str, bytes, bool]
 """Owner of a picture, name of its content, and whether it has little detail."""
+
+
+class PreparedTile(NamedTuple):
+    """A tile as the encoder takes it."""
+
+    patches: npt.NDArray[np.uint8]
+    """[patches, 3 · patch²]: the bytes of each patch, channel by channel."""
+    digest: bytes
+    """`InputSpan.digest`."""
+    rows: int
+    """Rows of the language model."""
+    columns: int
+    """`InputSpan.columns`."""
+
+
+class PreparedPicture(NamedTuple):
+    """The tiles of a picture, in the order of the prompt."""
+
+    tiles: list[PreparedTile]
+    rows: int
+    columns: int
+
+    @property
+    def length(self) -> int:
+        """Rows of the language model for all tiles."""
+        return sum(tile.rows for tile in self.tiles)
 
 
 class SealedPicture(NamedTuple):

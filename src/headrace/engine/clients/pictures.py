@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,38 +21,12 @@ from ...loader.towers import MOST_INPUTS
 from ...media import PICTURE_REFUSALS, OnChild, PictureLimits, decode_picture, levels
 from ...models.picture_arch import CHANNELS, PictureArch
 from ...text.tokenizer import Tokenizer
-from .kept_pictures import KeptPictures, SealedPicture
+from .kept_pictures import KeptPictures, PreparedPicture, PreparedTile, SealedPicture
 
 Codes = npt.NDArray[np.uint8]
 LIMITS = PictureLimits()
 FORM = 2
 """Version of the pixels: equal tiles have equal names as long as it stands."""
-
-
-class PreparedTile(NamedTuple):
-    """A tile as the encoder takes it."""
-
-    patches: Codes
-    """[patches, 3 · patch²]: the bytes of each patch, channel by channel."""
-    digest: bytes
-    """`InputSpan.digest`."""
-    rows: int
-    """Rows of the language model."""
-    columns: int
-    """`InputSpan.columns`."""
-
-
-class PreparedPicture(NamedTuple):
-    """The tiles of a picture, in the order of the prompt."""
-
-    tiles: list[PreparedTile]
-    rows: int
-    columns: int
-
-    @property
-    def length(self) -> int:
-        """Rows of the language model for all tiles."""
-        return sum(tile.rows for tile in self.tiles)
 
 
 class PicturePrompts:

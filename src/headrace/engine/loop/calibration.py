@@ -16,7 +16,8 @@ import numpy
 from ...base.hardware import cpu
 from ...kernels.cpu.library import LibraryAbsent, Team, allocate
 from ...roofline.efficiency import CPU_EFFICIENCY
-from ...roofline.hardware import Hardware, save_hardware
+from ...roofline.hardware import Hardware
+from ...roofline.hardware_files import save_hardware
 from ...roofline.machine import calibration_path, last_level_cache, this_hardware
 
 READ_BYTES = 96 * 2**20
