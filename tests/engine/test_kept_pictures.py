@@ -10,8 +10,7 @@ import pytest
 
 from headrace.base.errors import Overloaded, TooLarge
 from headrace.dist.payloads import SealedInputs, read_payload
-from headrace.engine.clients.kept_pictures import KeptPictures
-from headrace.engine.clients.pictures import PreparedPicture, PreparedTile
+from headrace.engine.clients.kept_pictures import KeptPictures, PreparedPicture, PreparedTile
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sealed memory is Linux's")
 UNITS, WIDTH = 4, 12

@@ -15,8 +15,8 @@ from ...caller import CALLER
 if TYPE_CHECKING:
     from ....base.spec import InputSpan
     from ....dist.payloads import SealedInput
-    from ....engine.clients.kept_pictures import SealedPicture
-    from ....engine.clients.pictures import PicturePrompts, PreparedPicture
+    from ....engine.clients.kept_pictures import PreparedPicture, SealedPicture
+    from ....engine.clients.pictures import PicturePrompts
     from ....media import OnChild
     from ...service import Service
     from .schema import Message
