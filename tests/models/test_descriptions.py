@@ -89,7 +89,8 @@ def arch_of(family: str) -> ModelArch:
     return replace(ARCH, family=family, **SHAPES.get(family, {}))
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+# A text that attends to an input has more attentions: tests/models/test_whisper_graphs.py.
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"whisper"}))
 def test_every_question_is_a_legal_graph(family: str) -> None:
     graph = describe(arch_of(family))
     questions: tuple[Hidden, ...] = ("none", "sampled", "every")
