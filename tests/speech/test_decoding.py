@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from headrace.base.errors import EngineFault
+from headrace.base.groups import group_bytes
 from headrace.loader.whisper import open_transcription
 from headrace.loader.whisper_files import WhisperFiles, open_whisper
 from headrace.speech.captions import clock, srt, vtt
@@ -381,6 +382,18 @@ def test_a_window_keeps_what_times_of_words_need_only_where_they_are_wanted(
         wanted = {layer for layer, _ in transcriber.files.alignment}
         assert set(item.keys) == (wanted if words else set())
         transcriber.jobs._core.scheduler.reset()
+
+
+def test_all_that_encodings_take_is_planned(transcriber: Transcriber) -> None:
+    """Blocks of every slot, and K in fp32 of windows whose words are wanted."""
+    built = transcriber.jobs._built
+    shape, memory = built.encoder, built.memory
+    (group,) = memory.pool.cross
+    blocks = group_bytes([group], memory.pool.block_size)
+    keys = 4 * 1_500 * 128 * len({layer for layer, _ in transcriber.files.alignment})
+    slots = group.blocks // 94
+    assert slots > shape.bound // shape.slot == transcriber.jobs.free_windows
+    assert memory.encoding_bytes > blocks + slots * keys
 
 
 def test_captions() -> None:
