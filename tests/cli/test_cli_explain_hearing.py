@@ -56,7 +56,7 @@ def test_windows_are_those_that_have_room(
     (group,) = memory.pool.cross
     assert group.blocks == (windows + 1) * 94, "one more for the step in flight"
     assert memory.rows <= SEQUENCES
-    assert memory.encoding_bytes > shape.bound
+    assert memory.encoding_bytes > (windows + 1) * CROSS
     memory.verify()
 
 

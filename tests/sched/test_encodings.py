@@ -375,7 +375,7 @@ def test_a_more_urgent_input_passes_one_that_is_under_way() -> None:
 def test_slices_wait_for_more_urgent_texts_that_are_read_whole(whole: bool) -> None:
     shape = EncoderShape(slices=5, width=1, bound=4 * 3000, slot=4000, whole=whole)
     d = Driver(Limits(4, 64, 64, 100, "priority"), pool_of((None, 64)), encoder=shape)
-    d.add(request_of("urgent", [3] * 4, max_tokens=9))
+    d.add(request_of("urgent", [3] * 4, max_tokens=9, cache_salt="other"))
     d.step()
     d.add(with_inputs(request_of("other", [1] * 9, max_tokens=1, priority=1), (0, 0, b"other")))
     d.run()
@@ -383,6 +383,49 @@ def test_slices_wait_for_more_urgent_texts_that_are_read_whole(whole: bool) -> N
     with_slices = [plan for plan in d.plans if plan.parts]
     assert {plan.texts for plan in with_slices} == ({0} if whole else {1})
     assert len(with_slices) == (3 if whole else 5), "a tenth of a second, or half of it"
+
+
+@given(
+    depth=st.sampled_from([1, 2]),
+    tokens=st.integers(8, 20),
+    seconds=st.floats(4.0, 20.0),
+    priority=st.integers(1, 2),
+)
+@settings(max_examples=EXAMPLES // 10, deadline=None, suppress_health_check=list(HealthCheck))
+def test_slices_wait_for_a_minute_at_most_for_each_step_of_priority(
+    depth: int, tokens: int, seconds: float, priority: int
+) -> None:
+    """More urgent texts come without end, one a step, so that some decode in every step."""
+    shape = EncoderShape(slices=5, width=1, bound=4 * 3000, slot=4000, whole=True)
+    d = Driver(Limits(8, 64, 64, 100, "priority", depth), pool_of((None, 64)), encoder=shape)
+    other = request_of("other", [1] * 9, max_tokens=1, priority=priority)
+    added, begin = 0, 0.0
+    for turn in range(200):
+        if added - len(d.finish) < 4:
+            d.add(request_of(f"{added}", [3] * 4, max_tokens=tokens, cache_salt="new"))
+            added += 1
+        if turn == 4:
+            d.add(with_inputs(other, (0, 0, b"other")))
+            begin = d.now
+        d.step()
+        d.now += seconds
+        if starts(d):
+            break
+    waited = d.now - begin
+    assert 60 * priority - seconds < waited < 60 * priority + (tokens + 6) * seconds
+    d.run()
+    d.check_answers()
+
+
+def test_slices_of_a_tenant_do_not_wait_for_its_own_texts() -> None:
+    shape = EncoderShape(slices=5, width=1, bound=4 * 3000, slot=4000, whole=True)
+    d = Driver(Limits(4, 64, 64, 100, "priority"), pool_of((None, 64)), encoder=shape)
+    d.add(request_of("urgent", [3] * 4, max_tokens=40))
+    d.step()
+    d.add(with_inputs(request_of("other", [1] * 9, max_tokens=1, priority=1), (0, 0, b"other")))
+    d.run()
+    d.check_answers()
+    assert [key[0] for key in d.finish] == ["other", "urgent"]
 
 
 def test_equal_texts_about_different_inputs_share_no_block() -> None:

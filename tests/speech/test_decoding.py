@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from headrace.base.errors import EngineFault
+from headrace.base.groups import group_bytes
 from headrace.loader.whisper import open_transcription
 from headrace.loader.whisper_files import WhisperFiles, open_whisper
 from headrace.speech.captions import clock, srt, vtt
@@ -188,17 +189,43 @@ def test_a_short_sound_passes_a_long_one(transcriber: Transcriber) -> None:
 
     long = np.concatenate([sound(seed, 30.0) for seed in range(4)])
     old = transcriber.sequential(long, options, words=False, told=told("old"))
-    while not ended:  # It has had a window.
-        next(old)
+    next(old)
+    while not ended:  # Then it has had a window, and asks for the next one.
         transcriber.jobs.turn()
-    next(old)  # Its next one waits, or is under way.
-    new = transcriber.sequential(sound(6), options, words=False, told=told("new"))
+        next(old)
+    new = transcriber.sequential(sound(16), options, words=False, told=told("new"))
     for _ in new:
         next(old)
         transcriber.jobs.turn()
     old.close()
     assert ended[:2] == ["old", "new"]
     assert transcriber.jobs.idle
+
+
+def test_chunks_of_a_sound_are_decoded_at_the_same_time(transcriber: Transcriber) -> None:
+    """A window counts as unread until its first token only; then new sounds come before others."""
+    options = DecodingOptions(language="en", temperatures=(0.0,))
+    long = np.concatenate([sound(1, 20.0), np.zeros(2 * RATE, np.float32), sound(2, 20.0)])
+    run = transcriber.chunked(long, options, words=False, told=lambda new, upto: None)
+    jobs, most = transcriber.jobs, 0
+    for _ in run:
+        jobs.turn()
+        decoding = [job for job, asked in jobs._jobs.items() if not asked.fresh]
+        most = max(most, len(decoding))
+        assert sum(asked.fresh for asked in jobs._jobs.values()) <= 1
+        assert all(job.share.old for job in decoding)
+    assert most == len(chunks(long)) > 1
+    assert jobs.idle
+
+
+def test_equal_sounds_share_nothing(transcriber: Transcriber) -> None:
+    """They may be of different keys."""
+    options = DecodingOptions(language="en", temperatures=(0.0,))
+    scheduler = transcriber.jobs._core.scheduler
+    before = scheduler.stats().encodings.computed
+    one, other = together(transcriber, [sound(6), sound(6)], options)
+    assert one == other
+    assert scheduler.stats().encodings.computed == before + 2
 
 
 def test_a_walk_that_is_left_gives_its_window_back(transcriber: Transcriber) -> None:
@@ -355,6 +382,18 @@ def test_a_window_keeps_what_times_of_words_need_only_where_they_are_wanted(
         wanted = {layer for layer, _ in transcriber.files.alignment}
         assert set(item.keys) == (wanted if words else set())
         transcriber.jobs._core.scheduler.reset()
+
+
+def test_all_that_encodings_take_is_planned(transcriber: Transcriber) -> None:
+    """Blocks of every slot, and K in fp32 of windows whose words are wanted."""
+    built = transcriber.jobs._built
+    shape, memory = built.encoder, built.memory
+    (group,) = memory.pool.cross
+    blocks = group_bytes([group], memory.pool.block_size)
+    keys = 4 * 1_500 * 128 * len({layer for layer, _ in transcriber.files.alignment})
+    slots = group.blocks // 94
+    assert slots > shape.bound // shape.slot == transcriber.jobs.free_windows
+    assert memory.encoding_bytes > blocks + slots * keys
 
 
 def test_captions() -> None:

@@ -15,6 +15,8 @@ from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.weights import DenseWeight
 from headrace.loader.ctranslate import BinaryModel
 from headrace.loader.whisper_files import _LAYER, _TOP, WhisperFiles, _floating, open_whisper
+from headrace.speech.rules import rules_of
+from headrace.worker.time_rules import RulesOfRow
 
 from .conftest import write_ctranslate
 
@@ -138,6 +140,39 @@ def test_a_wrong_config_is_one_error(binary: Path, tmp_path: Path, config: str) 
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ModelFileError):
         open_whisper(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "right"),
+    [
+        ({"suppress_ids": [*range(256)]}, False),
+        ({"suppress_ids": [*range(200)], "suppress_ids_begin": [*range(200, 257)]}, False),
+        ({"suppress_ids_begin": [*range(266, 317)]}, False),
+        ({"suppress_ids": [*range(255)], "suppress_ids_begin": [256, *range(266, 316)]}, True),
+    ],
+)
+def test_a_text_has_a_first_token(
+    binary: Path, tmp_path: Path, config: dict[str, object], right: bool
+) -> None:
+    for name in ("model.bin", "tokenizer.json"):
+        (tmp_path / name).symlink_to(binary / name)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if not right:
+        with pytest.raises(ModelFileError, match="no first token"):
+            open_whisper(tmp_path)
+        return
+    files = open_whisper(tmp_path)
+    for times in (True, False):
+        row = RulesOfRow(rules_of(files, times=times, begin=0))
+        shares = row.log_shares(np.zeros(files.vocab, np.float32), [])
+        assert np.flatnonzero(shares > -np.inf).tolist() == [316 if times else 255]
+
+
+def test_no_aligning_heads_are_those_of_the_upper_layers(binary: Path, tmp_path: Path) -> None:
+    for name in ("model.bin", "tokenizer.json"):
+        (tmp_path / name).symlink_to(binary / name)
+    (tmp_path / "config.json").write_text('{"alignment_heads": []}')
+    assert open_whisper(tmp_path).alignment == ((1, 0), (1, 1))
 
 
 @pytest.mark.parametrize("kind", ["stored", "binary"])

@@ -62,8 +62,8 @@ class EncoderShape(NamedTuple):
     bound: int
     """Most bytes of encodings, those that are being computed included."""
     slot: int = 0
-    """Bytes of any encoding that is read by attention across (K and V of each layer); 0: encodings
-    are rows."""
+    """Bytes of any encoding that is read by attention across (K and V of each layer, and what is
+    kept for alignment); 0: encodings are rows."""
     whole: bool = False
     """Whether nobody reads single tokens of the texts: then they and slices wait for each other."""
 

@@ -28,6 +28,8 @@ HEAD_SIZE = 64
 """Numbers of a head, in all of OpenAI's sizes."""
 TIMESTAMPS = 1_501
 """Tokens <|0.00|> to <|30.00|>, in steps of 20 ms."""
+FIRST_TIMES = 51
+"""Tokens with which a text with times may begin: <|0.00|> to <|1.00|>."""
 _LARGEST = {"width": 4_096, "layers": 64, "vocab": 100_000, "mels": 256}
 _LANGUAGES = 110
 
@@ -181,6 +183,11 @@ def open_whisper(folder: Path) -> WhisperFiles:
         raise ModelFileError(
             f"tokenizer.json: the vocabulary is larger than the embedding, which has {vocab:,} rows"
         )
+    never, never_first = (
+        _ids(suppressed, vocab, "suppressed tokens"),
+        _ids(first, vocab, "tokens suppressed first"),
+    )
+    _verify_first({*never, *never_first}, special)
     return WhisperFiles(
         folder,
         (weights,),
@@ -192,8 +199,8 @@ def open_whisper(folder: Path) -> WhisperFiles:
         vocab,
         positions,
         frames,
-        _ids(suppressed, vocab, "suppressed tokens"),
-        _ids(first, vocab, "tokens suppressed first"),
+        never,
+        never_first,
         _pairs(alignment, layers[1], heads),
         special,
         table,
@@ -217,10 +224,23 @@ def _ids(value: object, vocab: int, what: str) -> tuple[int, ...]:
     return tuple(one for one in found if one >= 0)
 
 
+def _verify_first(never: set[int], special: Special) -> None:
+    """Raise `ModelFileError` if a text has no token to begin with: a time, or without times a word.
+    Any later one may be the end."""
+    begin = special.first_timestamp
+    if special.end >= begin:
+        raise ModelFileError("tokenizer.json: <|endoftext|> must come before the timestamps")
+    others = {special.start, special.translate, special.transcribe, special.previous}
+    others |= {special.no_speech, special.no_timestamps, *special.languages.values()}
+    words, times = range(special.end), range(begin, begin + FIRST_TIMES)
+    if (never | others).issuperset(words) or never.issuperset(times):
+        raise ModelFileError("config.json: suppressed tokens leave no first token of a text")
+
+
 def _pairs(value: object, layers: int, heads: int) -> tuple[tuple[int, int], ...]:
-    """Check pairs of layer and head; the default is all heads of the upper half of the layers, as
-    in OpenAI's code."""
-    if value is None:
+    """Check pairs of layer and head; without any, all heads of the upper half of the layers are
+    meant, as in OpenAI's code."""
+    if value is None or value == []:
         return tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))
     pairs: list[Any] = value if isinstance(value, list) else [0]
     for one in pairs:

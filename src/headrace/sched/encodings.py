@@ -376,10 +376,17 @@ class Encodings:
         assert sorted(slots) == list(range(self._slots)), "slots leak"
 
 
-def _more_urgent(decodes: Sequence[Work], found: Encoding) -> bool:
-    """Return whether some of this work is of a more urgent priority than all readers of an item."""
-    first = min((work.request.priority for work in decodes), default=None)
-    return first is not None and all(first < one.request.priority for one in found.readers)
+def _more_urgent(texts: Sequence[Work], found: Encoding) -> bool:
+    """Return whether a text of another tenant is of a more urgent priority than all readers of an
+    item, none of which has waited for so long that it is before it all the same."""
+    return any(
+        text.request.tenant != found.name.tenant
+        and all(
+            text.request.priority < reader.request.priority and text.rank < reader.rank
+            for reader in found.readers
+        )
+        for text in texts
+    )
 
 
 def _name(work: Work, digest: bytes) -> EncodingName:

@@ -69,15 +69,15 @@ class Aligner(RowWish[_Wished]):
                     rows = host(outputs.more[f"{QUERIES}.{layer}"])[begin : begin + count]
                     kept.setdefault(layer, []).append(rows.copy())
                 if start + count == asked.length:
-                    found = Alignment(self._align(row, asked.wish))
+                    found = Alignment(self._align(row, asked))
                     result.outputs = {**(result.outputs or {}), entry: found}
             begin += count
 
-    def _align(self, row: int, wish: AlignmentWish) -> list[int]:
+    def _align(self, row: int, asked: _Wished) -> list[int]:
         """Return the frame at which each token from the first wished one on begins."""
         queries = {layer: np.concatenate(parts) for layer, parts in self._queries.pop(row).items()}
-        keys, size, frames = self._keys(row), self._size, wish.frames
-        sums = np.zeros((len(next(iter(queries.values()))), frames))
+        keys, size, frames = self._keys(row), self._size, asked.wish.frames
+        sums = np.zeros((asked.length, frames))
         for layer, head in self._heads:
             part = slice(head * size, (head + 1) * size)
             scores = (queries[layer][:, part] @ keys[layer][:frames, part].T) * np.float32(
@@ -88,7 +88,7 @@ class Aligner(RowWish[_Wished]):
             deviation = shares.std(axis=0, keepdims=True)
             normal = (shares - shares.mean(axis=0, keepdims=True)) / np.maximum(deviation, 1e-10)
             sums += _smoothed(normal)
-        rows, columns = cheapest_path(-sums[wish.first :] / max(1, len(self._heads)))
+        rows, columns = cheapest_path(-sums[asked.wish.first :] / max(1, len(self._heads)))
         jumps = np.diff(rows, prepend=-1) > 0
         return [int(column) for column in columns[jumps]]
 

@@ -17,12 +17,11 @@ from ..base.spec import TimeRules
 from ..base.step import Admission, StepPlan, StepResult, TokenLogprobs
 from ..kernels.arrays import Array, host
 from ..kernels.program import LOGITS, Outputs
+from ..loader.whisper_files import FIRST_TIMES
 from .features import Indices, RowWish
 from .rows import Rows
 
 Floats = npt.NDArray[np.float32]
-_FIRST = 50
-"""Latest first timestamp, in ticks of 20 ms."""
 
 
 class RulesOfRow:
@@ -55,7 +54,7 @@ class RulesOfRow:
         first, end = self.given.first_time, self.given.end
         if not said:
             x[:first] = -np.inf
-            x[first + _FIRST + 1 :] = -np.inf
+            x[first + FIRST_TIMES :] = -np.inf
             return
         is_time = [token >= first for token in said[-2:]]
         if is_time[-1]:

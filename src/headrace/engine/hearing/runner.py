@@ -24,11 +24,14 @@ OLD = 1
 class SoundShare:
     """One sound's use of the engine."""
 
+    salt: str
+    """Name of the sound: its encodings and its prefixes are its own."""
     windows: int = 0
     """Windows that its jobs hold."""
     unread: int = 0
     """Windows without any answer: not encoded yet."""
     old: bool = False
+    """Whether it has had an answer."""
 
 
 @dataclass(slots=True)
@@ -36,6 +39,7 @@ class _Pending:
     """The requests of a job, in order, and their answers."""
 
     ids: list[str]
+    priority: int
     said: dict[str, WindowAnswer] = field(default_factory=dict)
     left: int = 0
     """Requests that have not ended."""
@@ -50,7 +54,7 @@ class WalkRunner:
         """`windows`: encodings that have room."""
         self._built, self._core = built, built.core
         self._free = list(range(windows))[::-1]
-        self._names = count()
+        self._names, self._sounds = count(), count()
         self._jobs: dict[WalkUnderWay[Any], _Pending] = {}
         self._owners: dict[str, WalkUnderWay[Any]] = {}
         """Jobs by the names of their requests under way."""
@@ -64,7 +68,7 @@ class WalkRunner:
         return not self._jobs
 
     def share(self) -> SoundShare:
-        return SoundShare()
+        return SoundShare(f"{next(self._sounds)}")
 
     def lend(self, share: SoundShare) -> int | None:
         if share.unread or len(self._free) <= RESERVED * (share.windows > 0):
@@ -78,7 +82,7 @@ class WalkRunner:
         self._free.append(window)
 
     def add(self, job: WalkUnderWay[Any]) -> None:
-        self._jobs[job] = _Pending([])
+        self._jobs[job] = _Pending([], OLD * job.share.old)
         self._send(job, None)
 
     def drop(self, job: WalkUnderWay[Any]) -> None:
@@ -104,9 +108,12 @@ class WalkRunner:
         said = pending.said[delta.request_id]
         said.tokens.extend(delta.tokens)
         said.logprobs.extend(delta.logprobs or [])
-        said.scores.extend(delta.prompt_logprobs or [])
         if delta.output is not None:
             pending.said[delta.request_id] = said._replace(output=delta.output)
+        if pending.fresh:
+            pending.fresh = False
+            job.share.unread -= 1
+            job.share.old = True
         if delta.finish is None:
             return
         del self._owners[delta.request_id]
@@ -115,9 +122,6 @@ class WalkRunner:
             kind = InvalidRequest if delta.error_status == InvalidRequest.status else EngineFault
             self._fail(job, kind(delta.error or "the request was aborted"))
         elif not pending.left:
-            if pending.fresh:
-                pending.fresh = False
-                job.share.unread -= 1
             self._send(job, [pending.said[name] for name in pending.ids])
 
     def _send(self, job: WalkUnderWay[Any], answers: list[WindowAnswer] | None) -> None:
@@ -126,7 +130,7 @@ class WalkRunner:
             asks = next(job.walk) if answers is None else job.walk.send(answers)
             self._submit(job, asks)
         except StopIteration as end:
-            job.result, job.share.old = end.value, True
+            job.result = end.value
             self._end(job)
         except Exception as error:  # noqa: BLE001 - one walk's error leaves the others alone
             self._fail(job, error)
@@ -134,12 +138,12 @@ class WalkRunner:
     def _submit(self, job: WalkUnderWay[Any], asks: list[Ask]) -> None:
         pending = self._jobs[job]
         pending.ids, pending.said, pending.left = [], {}, len(asks)
-        priority = OLD * job.share.old
+        given = pending.priority, job.share.salt
         for ask in asks:
             name = f"{next(self._names)}"
-            self._core.add(Request(name, ask.prompt, ask.spec, priority=priority))
+            self._core.add(Request(name, ask.prompt, ask.spec, *given))
             pending.ids.append(name)
-            pending.said[name] = WindowAnswer([], [], [])
+            pending.said[name] = WindowAnswer([], [])
             self._owners[name] = job
 
     def _fail(self, job: WalkUnderWay[Any], error: Exception) -> None:

@@ -27,7 +27,7 @@ class EncoderPlan:
     graph: Graph
     shape: EncoderShape
     step_bytes: int
-    """Activations of the largest input."""
+    """Activations of the largest input, and what is kept beside the encodings of `shape.bound`."""
     decision: Decision
     cross: tuple[GroupShape, ...] = ()
     """Groups of the encodings that texts attend to, with their blocks."""
@@ -50,15 +50,17 @@ def plan_encoder(options: EngineOptions, files: ModelFiles, available: int) -> E
     cross: tuple[GroupShape, ...] = ()
     bound = tower.items * 4 * tower.width * tower.rows
     shape = EncoderShape(len(slices(graph)) - 1, tower.width, bound)
+    step_bytes = 4 * tower.units * _width(graph)
     if files.arch.cross is not None:
         shape, cross = _across(options, files, tower, shape, available)
+        step_bytes += _beside(options, shape, cross)
     numbers = sum(ref.numbers for ref in graph.weights())
     reason = (
         f"encoder of {tower.reads}, {numbers / 1e6:.0f}M numbers in {shape.slices} slices a step "
         f"may stop between; {shape.bound / 2**20:.0f} MiB of encodings are kept at most"
     )
     decision = Decision("parts", "encoder, text", reason)
-    return EncoderPlan(graph, shape, 4 * tower.units * _width(graph), decision, cross)
+    return EncoderPlan(graph, shape, step_bytes, decision, cross)
 
 
 def _across(
@@ -70,12 +72,24 @@ def _across(
     assert files.arch.cross is not None
     blocks = -(-files.arch.cross.rows // options.block_size)
     group = cross_groups(describe(files.arch), options.kv_dtype, blocks)
-    slot = group_bytes(group, options.block_size)
+    # Each may be one whose K of the aligned layers is kept in fp32, too.
+    aligned = {layer for layer, _ in files.arch.cross.aligned}
+    keys = 4 * files.arch.cross.rows * files.arch.heads * files.arch.head_dim * len(aligned)
+    slot = group_bytes(group, options.block_size) + keys
     room = int(SHARE * USABLE["cpu"] * available) // slot
     items = max(1, min(tower.items, room))
     slots = items + (options.depth or 1)
     groups = tuple(one._replace(blocks=slots * blocks) for one in group)
     return shape._replace(bound=items * slot, slot=slot, whole=True), groups
+
+
+def _beside(options: EngineOptions, shape: EncoderShape, cross: tuple[GroupShape, ...]) -> int:
+    """Return the bytes of the slots for steps in flight, and of the K and V that each layer of the
+    encoder uses in turn."""
+    depth = options.depth or 1
+    slots = shape.bound // shape.slot + depth
+    layers = sum(len(group.layers) for group in cross)
+    return depth * shape.slot + group_bytes(cross, options.block_size) // (slots * layers)
 
 
 _FED = "activate", "gated"
