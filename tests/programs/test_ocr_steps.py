@@ -64,6 +64,25 @@ def test_areas_of_combs_and_spirals() -> None:
     assert len(list(boxes.cores(spiral))) == len(flooded(spiral))
 
 
+@pytest.mark.parametrize("size", [40, 80])
+def test_areas_are_joined_in_few_rounds(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Rows of teeth on lines that only a spine joins: each line has many neighbours."""
+    rounds, merged = list[int](), boxes._merged
+    monkeypatch.setattr(
+        boxes, "_merged", lambda *one: (rounds.append(len(one[1])), merged(*one))[1]
+    )
+    comb = np.zeros((size, size), bool)
+    for row in range(0, size - 4, 5):
+        comb[row : row + 2, 0 : size - 4 : 4] = comb[row + 2] = True
+    teeth = comb.copy()
+    comb[:, -1] = True
+    for mask in (comb, teeth, comb[::-1], comb[:, ::-1], teeth[::-1], comb.T):
+        rounds.clear()
+        found = {frozenset(map(tuple, one.tolist())) for one in boxes.cores(mask)}
+        assert found == {ends(area) for area in flooded(mask)}
+        assert len(rounds) <= np.log2(size) + 1
+
+
 @given(st.integers(0, 2**32), st.integers(1, 40))
 def test_no_angle_has_a_smaller_rectangle(seed: int, count: int) -> None:
     points = np.random.default_rng(seed).integers(0, 50, (count, 2)).astype(float)

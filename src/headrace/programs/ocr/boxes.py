@@ -99,22 +99,34 @@ def _stretches(mask: npt.NDArray[np.bool_]) -> _Stretches:
 def _joined(found: _Stretches, width: int) -> Integers:
     """Return for each stretch a number that connected ones share."""
     one, other = _neighbours(found, width)
-    parent, down = np.arange(len(found.row)), True
+    parent = np.arange(len(found.row))
     while True:
         low, high = np.minimum(parent[one], parent[other]), np.maximum(parent[one], parent[other])
         apart = low != high
         if not apart.any():
             return parent
         one, other, low, high = one[apart], other[apart], low[apart], high[apart]
-        # Roots hang themselves on smaller ones, then on larger ones: twice, and every root with a
-        # neighbour has (Shiloach and Vishkin 1982), so rounds are few whatever the mask.
-        if down:
-            np.minimum.at(parent, high, low)
-        else:
-            np.maximum.at(parent, low, high)
-        down = not down
-        while not np.array_equal(next_ := parent[parent], parent):
-            parent = next_
+        parent = _merged(parent, low, high)
+
+
+def _merged(parent: Integers, low: Integers, high: Integers) -> Integers:
+    """Join each root with at least one of its neighbours; return the new root of each stretch.
+    `low`, `high`: pairs of neighbouring roots, the smaller one first.
+
+    Roots hang themselves on smaller ones. Those that neither hang nor bear another have only larger
+    neighbours and hang themselves on one (Shiloach and Vishkin 1982): the roots of an area become
+    half as many at least, so rounds are few whatever the mask.
+    """
+    parent = parent.copy()
+    hangs, bears = (np.zeros(len(parent), bool) for _ in range(2))
+    np.minimum.at(parent, high, low)
+    hangs[high] = True
+    bears[parent[high]] = True
+    alone = ~(hangs[low] | bears[low])
+    parent[low[alone]] = high[alone]
+    while not np.array_equal(next_ := parent[parent], parent):
+        parent = next_
+    return parent
 
 
 def _neighbours(found: _Stretches, width: int) -> tuple[Integers, Integers]:
