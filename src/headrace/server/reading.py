@@ -7,6 +7,7 @@ import base64
 import binascii
 import math
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -77,7 +78,8 @@ class OcrRoutes:
         async with begun as job:
             rule = Reducing(LONGEST)
             picture = await service.decoders.run(decode_picture, data, rule, LIMITS, "image")
-            lines = await pipeline.read(job, picture, service.hands.run)
+            # A small file may have a large picture.
+            lines = await pipeline.read(job, picture, partial(service.hands.run, large=True))
         return {
             "object": "ocr",
             "model": pipeline.name,
