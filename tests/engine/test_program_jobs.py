@@ -6,7 +6,7 @@ import asyncio
 import math
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,39 @@ async def test_the_price_of_a_job_is_the_sum_of_its_runs(tmp_path: Path) -> None
             await too_long()
         assert one.value.status == 504
         assert outcomes(engine) == {"done": 1, "deadline_missed": 1}
+
+
+async def test_wrong_prices_do_not_refuse_jobs_for_ever(tmp_path: Path) -> None:
+    """No run alone takes half of the time, and all together take too long."""
+    async with engine_of(tmp_path) as engine:
+        program, wide = engine.find("double"), (("x", (4,)),)
+        feeds = {SHAPES: ONES, wide: {"x": np.ones(4, "f")}}
+        for shapes in feeds:
+            for _ in range(2):
+                program.prices.observe(shapes, 20.0)
+
+        async def page() -> None:
+            async with engine.jobs.begun("job", timeout=100.0) as job:
+                runs = [(one, job.expect(program, one)) for one in 5 * list(feeds)]
+                for shapes, expected in runs:
+                    await job.run(program, feeds[shapes], expected)
+
+        for _ in range(9):
+            with suppress(DeadlineMissed):
+                await page()
+        assert outcomes(engine)["done"] >= 1
+        assert all((program.prices.usual(shapes) or 0) < 11 for shapes in feeds)
+
+
+async def test_larger_runs_are_not_the_price_of_announced_ones(tmp_path: Path) -> None:
+    async with engine_of(tmp_path) as engine:
+        program = engine.find("double")
+        for _ in range(2):
+            program.prices.observe((("x", (9600,)),), 20.0)
+        async with engine.jobs.begun("job", timeout=100.0) as job:
+            for expected in [job.expect(program, SHAPES) for _ in range(10)]:
+                await job.run(program, ONES, expected)
+        assert program.prices.usual((("x", (9600,)),)) == 20.0
 
 
 async def test_lanes_share_the_price(tmp_path: Path) -> None:

@@ -38,14 +38,19 @@ class ProgramJob:
     owner: str
     owed: float = 0.0
     """Expected seconds of the runs that will come."""
-    _prices: dict[tuple[str, Shapes], float] = field(default_factory=dict)
+    _prices: dict[tuple[ServedProgram, Shapes], float] = field(default_factory=dict)
     """Looked up once for all runs of one shape: a job may announce thousands."""
+    _priced: set[tuple[ServedProgram, Shapes]] = field(default_factory=set)
+    """Those that are not 0."""
 
     def expect(self, program: ServedProgram, shapes: Shapes) -> float:
-        """Announce a run; return its expected length, which `run` takes. Unknown lengths are 0."""
-        key = program.name, shapes
+        """Announce a run; return its expected length, which `run` takes. A length that was not
+        measured with these very shapes is 0: those of larger ones may add up to far too much."""
+        key = program, shapes
         if key not in self._prices:
-            self._prices[key] = program.prices.usual(shapes) or 0.0
+            self._prices[key] = program.prices.own(shapes) or 0.0
+            if self._prices[key]:
+                self._priced.add(key)
         self.owed += self._prices[key]
         return self._prices[key]
 
@@ -62,7 +67,7 @@ class ProgramJob:
             urgency=work.urgency,
             deadline=work.deadline,
             owner=self.owner,
-            part=JobPart(work.arrival, self.owed / self.executor.lanes.count),
+            part=JobPart(work.arrival, self.owed / self.executor.lanes.count, self._priced),
         )
 
     async def each(
