@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -260,12 +261,53 @@ async def test_turns_go_to_the_earliest_deadline() -> None:
     late.cancel()  # Its turn has come, and nobody takes it.
     await asyncio.gather(late, *waiting, return_exceptions=True)
     turns.give()
-    assert (turns._free, turns._waiting) == (1, [])
+    assert (turns._free, turns._waiting) == (1, {})
+
+
+async def test_jobs_that_leave_leave_nothing() -> None:
+    turns = JobTurns(2)
+    for number in range(2):
+        await turns.take(TimedWork(number, 0.0))
+    for number in range(2, 200):
+        left = asyncio.ensure_future(turns.take(TimedWork(number, 0.0), str(number % 3)))
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.wait({left})
+    assert turns._waiting == {}
+
+
+async def test_owners_take_turns() -> None:
+    """One of a hundred jobs with short deadlines takes neither all turns nor all that come."""
+    turns, order, numbers = JobTurns(3), list[str](), count()
+
+    async def one(owner: str, deadline: float) -> None:
+        await turns.take(TimedWork(next(numbers), 0.0, deadline=deadline), owner)
+        order.append(owner)
+
+    waiting = [asyncio.ensure_future(one("many", 1.0)) for _ in range(100)]
+    await asyncio.sleep(0)
+    assert order == ["many", "many"], "one turn is left to others"
+    waiting += [asyncio.ensure_future(one(name, 9.0)) for name in ("few", "other", "few")]
+    await asyncio.sleep(0)
+    assert order == ["many", "many", "few"]
+    for owner, after in (("few", "other"), ("many", "few"), ("few", "many")):
+        turns.give(owner)
+        await asyncio.sleep(0)
+        assert order.pop() == after
+    for left in waiting:
+        left.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    alone = [asyncio.ensure_future(one("", math.inf)) for _ in range(3)]
+    while turns._free < 3:
+        turns.give(next(iter(turns._begun)))
+    await asyncio.sleep(0)
+    assert order[3:] == ["", "", ""], "without keys, one client may have them all"
+    await asyncio.gather(*alone)
 
 
 async def test_jobs_that_wait_are_told_that_the_server_ends(tmp_path: Path) -> None:
     async with engine_of(tmp_path) as engine:
-        turns = engine.executor.lanes.count + 1
+        turns = engine.executor.lanes.count + 2
 
         async def hold() -> None:
             async with engine.jobs.begun("job"):
