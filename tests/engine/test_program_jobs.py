@@ -18,10 +18,17 @@ from prometheus_client import generate_latest
 sys.path.insert(0, str(Path(__file__).parent.parent / "programs"))
 from small_programs import double, endless
 
-from headrace.base.errors import DeadlineMissed, InvalidRequest, Overloaded, ShuttingDown
+from headrace.base.errors import (
+    DeadlineMissed,
+    EngineFault,
+    InvalidRequest,
+    Overloaded,
+    ShuttingDown,
+)
 from headrace.engine.programs import executor
 from headrace.engine.programs.engine import ProgramEngine
 from headrace.engine.programs.jobs import JobTurns
+from headrace.engine.programs.ocr import run_step
 from headrace.sched.deadlines import BATCH, TimedWork
 
 ONES, SHAPES = {"x": np.ones(3, "f")}, (("x", (3,)),)
@@ -235,6 +242,14 @@ async def test_an_error_of_one_run_ends_the_others(tmp_path: Path) -> None:
                 await job.each([False, True, False], lambda wrong: one(job, wrong))
         await until(lambda: not engine.executor.running)
         assert outcomes(engine) == {"invalid_request_error": 1}
+
+
+async def test_a_programs_fault_is_not_the_clients(tmp_path: Path) -> None:
+    async with engine_of(tmp_path) as engine:
+        with pytest.raises(EngineFault, match=r"double does not run on a picture: .* the shape"):
+            async with engine.jobs.begun("job") as job:
+                await run_step(job, engine.find("double"), np.ones((1, 3), np.float32))
+        assert outcomes(engine) == {"engine_fault": 1}
 
 
 async def test_turns_go_to_the_earliest_deadline() -> None:
