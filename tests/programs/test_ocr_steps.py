@@ -104,6 +104,24 @@ def test_no_angle_has_a_smaller_rectangle(seed: int, count: int) -> None:
             assert along.max() <= length + 1e-6
 
 
+@given(st.integers(0, 2**32), st.integers(1, 300), st.integers(1, 60))
+def test_a_hull_is_that_of_all_points(seed: int, count: int, size: int) -> None:
+    points = np.random.default_rng(seed).integers(0, size, (count, 2)).astype(float)
+    found = boxes.convex_hull(points)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boxes, "PASSES", 0)
+        assert np.array_equal(found, boxes.convex_hull(points))
+
+
+def test_few_points_of_an_area_are_walked() -> None:
+    y, x = np.mgrid[:400, :400]
+    for mask in (x < 20, abs(x - y) < 9, (x - 200) ** 2 + (y - 200) ** 2 < 150**2):
+        (points,) = boxes.cores(mask)
+        ordered = np.unique(points, axis=0)
+        for way in (ordered, ordered[::-1]):
+            assert len(boxes._outer(way)) < len(points) / 2 + 2
+
+
 @given(st.integers(0, 2**32))
 def test_a_mean_is_over_the_pixels_within(seed: int) -> None:
     draw = np.random.default_rng(seed)

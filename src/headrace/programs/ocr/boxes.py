@@ -25,6 +25,8 @@ ARC = 0.25
 """Pixels by which a round corner's points may be inside it."""
 LEAST_CORE, LEAST_BOX, LEAST_SIDE = 3, 5, 4
 """Shorter side of a core and of a grown box in the map, and sides of a box in the picture."""
+PASSES = 4
+"""Passes over a chain of points that leave out those that are not of a convex hull."""
 MOST_BOXES = 1000
 """Cores that are looked at, the largest first."""
 
@@ -182,13 +184,13 @@ def smallest_rectangle(points: Points) -> tuple[Points, float]:
 
 def convex_hull(points: Points) -> Points:
     """Return the corners of the convex hull, in order around it (Andrew 1979)."""
-    ordered = np.unique(points, axis=0).tolist()
+    ordered = np.unique(points, axis=0)
     if len(ordered) < 3:
-        return np.array(ordered)
+        return ordered
     found: list[list[float]] = []
     for way in (ordered, ordered[::-1]):
         chain: list[list[float]] = []
-        for x, y in way:
+        for x, y in _outer(way).tolist():
             while len(chain) > 1:
                 (px, py), (qx, qy) = chain[-2:]
                 if (qx - px) * (y - py) > (qy - py) * (x - px):
@@ -197,6 +199,19 @@ def convex_hull(points: Points) -> Points:
             chain.append([x, y])
         found += chain[:-1]
     return np.array(found)
+
+
+def _outer(way: Points) -> Points:
+    """Leave out points of a chain that are on the line of their neighbours or inside it, a few
+    times over: a core has two points in each row, and most are."""
+    for _ in range(PASSES):
+        one, two = np.diff(way[:-1], axis=0), np.diff(way[1:], axis=0)
+        kept = np.ones(len(way), bool)
+        kept[1:-1] = one[:, 0] * two[:, 1] > one[:, 1] * two[:, 0]
+        if kept.all():
+            break
+        way = way[kept]
+    return way
 
 
 def _ordered(corners: Points) -> Points:
@@ -233,11 +248,12 @@ def mean_within(sums: Points, corners: Points) -> float:
 
 def in_reading_order(boxes: list[Floats]) -> list[Floats]:
     """Order boxes from top to bottom; those less than ten pixels apart from left to right."""
-    found = sorted(boxes, key=lambda box: (box[0][1], box[0][0]))
+    # Numbers of Python: one of numpy is far slower, and there may be a million comparisons.
+    found = sorted((float(box[0][1]), float(box[0][0]), at) for at, box in enumerate(boxes))
     for at in range(len(found) - 1):
         for place in range(at, -1, -1):
             above, below = found[place], found[place + 1]
-            if not (abs(below[0][1] - above[0][1]) < 10 and below[0][0] < above[0][0]):
+            if not (abs(below[0] - above[0]) < 10 and below[1] < above[1]):
                 break
             found[place], found[place + 1] = below, above
-    return found
+    return [boxes[at] for *_, at in found]
