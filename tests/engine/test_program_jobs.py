@@ -320,6 +320,30 @@ async def test_owners_take_turns() -> None:
     await asyncio.gather(*alone)
 
 
+async def test_jobs_that_prepare_hold_up_nobody(tmp_path: Path) -> None:
+    async with engine_of(tmp_path) as engine:
+        most, preparing, go = engine.executor.lanes.count + 2, list[int](), asyncio.Event()
+
+        async def prepare() -> None:
+            preparing.append(1)
+            await go.wait()
+
+        async def page(timeout: float = math.inf) -> None:
+            async with engine.jobs.begun("job", prepare=prepare, timeout=timeout) as job:
+                await job.run(engine.find("double"), ONES)
+
+        pages = [asyncio.ensure_future(page()) for _ in range(2 * most)]
+        async with engine.jobs.begun("job") as job:
+            await job.run(engine.find("double"), ONES)
+        assert len(preparing) == most, "what is prepared and waits is bounded"
+        with pytest.raises(DeadlineMissed):
+            await page(0.05)
+        go.set()
+        await asyncio.gather(*pages)
+        assert outcomes(engine) == {"done": 2 * most + 1, "deadline_missed": 1}
+        assert [one._free for one in engine.jobs._prepared + engine.jobs._turns] == [most] * 6
+
+
 async def test_jobs_that_wait_are_told_that_the_server_ends(tmp_path: Path) -> None:
     async with engine_of(tmp_path) as engine:
         turns = engine.executor.lanes.count + 2

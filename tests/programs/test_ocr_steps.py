@@ -68,9 +68,12 @@ def test_areas_of_combs_and_spirals() -> None:
 def test_areas_are_joined_in_few_rounds(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Rows of teeth on lines that only a spine joins: each line has many neighbours."""
     rounds, merged = list[int](), boxes._merged
-    monkeypatch.setattr(
-        boxes, "_merged", lambda *one: (rounds.append(len(one[1])), merged(*one))[1]
-    )
+
+    def noted(parent: Array, low: Array, high: Array) -> Array:
+        rounds.append(len(low))
+        return merged(parent, low, high)
+
+    monkeypatch.setattr(boxes, "_merged", noted)
     comb = np.zeros((size, size), bool)
     for row in range(0, size - 4, 5):
         comb[row : row + 2, 0 : size - 4 : 4] = comb[row + 2] = True

@@ -171,21 +171,30 @@ class ProgramJobs:
         self._executor, self._on_end = executor, on_end
         # Of each class its own: a batch job that waits for a lane holds up no interactive one.
         self._turns = [JobTurns(executor.lanes.count + 2) for _ in CLASSES]
+        self._prepared = [JobTurns(executor.lanes.count + 2) for _ in CLASSES]
         self._loop = asyncio.get_running_loop()
 
     @asynccontextmanager
     async def begun(
-        self, name: str, *, urgency: int = INTERACTIVE, timeout: float = math.inf, owner: str = ""
+        self,
+        name: str,
+        *,
+        urgency: int = INTERACTIVE,
+        timeout: float = math.inf,
+        owner: str = "",
+        prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> AsyncIterator[ProgramJob]:
-        """Yield a job when its turn has come. `timeout`: seconds from now to its deadline. Raises
-        `Overloaded`, `DeadlineMissed`, `ShuttingDown`."""
+        """Yield a job when its turn has come. `timeout`: seconds from now to its deadline;
+        `prepare`: work before its turn, which holds up no job that could run. Raises `Overloaded`,
+        `DeadlineMissed`, `ShuttingDown`, and the errors of `prepare`."""
         now, outcome, begun = self._loop.time(), "done", False
         work = TimedWork(self._executor.number(), now, urgency, now + timeout)
         turns = self._turns[urgency]
         with self._executor.place(owner):
             try:
                 async with self._in_time(work):
-                    await turns.take(work, owner)
+                    async with self._ready(work, owner, prepare):
+                        await turns.take(work, owner)
                     begun = True
                     yield ProgramJob(name, self._executor, work, owner)
             except HeadraceError as error:
@@ -198,6 +207,22 @@ class ProgramJobs:
                 if begun:
                     turns.give(owner)
                 self._on_end(name, outcome, self._loop.time() - now)
+
+    @asynccontextmanager
+    async def _ready(
+        self, work: TimedWork, owner: str, prepare: Callable[[], Awaitable[None]] | None
+    ) -> AsyncIterator[None]:
+        """Prepare a job. What it then holds is bounded: only some are prepared and wait."""
+        if prepare is None:
+            yield
+            return
+        prepared = self._prepared[work.urgency]
+        await prepared.take(work, owner)
+        try:
+            await prepare()
+            yield
+        finally:
+            prepared.give(owner)
 
     @asynccontextmanager
     async def _in_time(self, work: TimedWork) -> AsyncIterator[None]:
@@ -215,5 +240,5 @@ class ProgramJobs:
 
     def close(self) -> None:
         """Refuse the jobs that have not begun."""
-        for turns in self._turns:
+        for turns in (*self._turns, *self._prepared):
             turns.close(ShuttingDown("the server is shutting down", retry_after=2.0))
