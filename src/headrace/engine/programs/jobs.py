@@ -42,7 +42,7 @@ class ProgramJob:
     _prices: dict[tuple[ServedProgram, Shapes], float] = field(default_factory=dict)
     """Looked up once for all runs of one shape: a job may announce thousands."""
     _priced: set[tuple[ServedProgram, Shapes]] = field(default_factory=set)
-    """Those that are not 0."""
+    """Keys of the prices that are not 0."""
 
     def expect(self, program: ServedProgram, shapes: Shapes) -> float:
         """Announce a run; return its expected length, which `run` takes. A length that was not
