@@ -6,7 +6,8 @@ import asyncio
 import math
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,17 @@ from prometheus_client import generate_latest
 sys.path.insert(0, str(Path(__file__).parent.parent / "programs"))
 from small_programs import double, endless
 
-from headrace.base.errors import DeadlineMissed, InvalidRequest, Overloaded, ShuttingDown
+from headrace.base.errors import (
+    DeadlineMissed,
+    EngineFault,
+    InvalidRequest,
+    Overloaded,
+    ShuttingDown,
+)
 from headrace.engine.programs import executor
 from headrace.engine.programs.engine import ProgramEngine
 from headrace.engine.programs.jobs import JobTurns
+from headrace.engine.programs.ocr import run_step
 from headrace.sched.deadlines import BATCH, TimedWork
 
 ONES, SHAPES = {"x": np.ones(3, "f")}, (("x", (3,)),)
@@ -144,6 +152,39 @@ async def test_the_price_of_a_job_is_the_sum_of_its_runs(tmp_path: Path) -> None
         assert outcomes(engine) == {"done": 1, "deadline_missed": 1}
 
 
+async def test_wrong_prices_do_not_refuse_jobs_for_ever(tmp_path: Path) -> None:
+    """No run alone takes half of the time, and all together take too long."""
+    async with engine_of(tmp_path) as engine:
+        program, wide = engine.find("double"), (("x", (4,)),)
+        feeds = {SHAPES: ONES, wide: {"x": np.ones(4, "f")}}
+        for shapes in feeds:
+            for _ in range(2):
+                program.prices.observe(shapes, 20.0)
+
+        async def page() -> None:
+            async with engine.jobs.begun("job", timeout=100.0) as job:
+                runs = [(one, job.expect(program, one)) for one in 5 * list(feeds)]
+                for shapes, expected in runs:
+                    await job.run(program, feeds[shapes], expected)
+
+        for _ in range(9):
+            with suppress(DeadlineMissed):
+                await page()
+        assert outcomes(engine)["done"] >= 1
+        assert all((program.prices.usual(shapes) or 0) < 11 for shapes in feeds)
+
+
+async def test_larger_runs_are_not_the_price_of_announced_ones(tmp_path: Path) -> None:
+    async with engine_of(tmp_path) as engine:
+        program = engine.find("double")
+        for _ in range(2):
+            program.prices.observe((("x", (9600,)),), 20.0)
+        async with engine.jobs.begun("job", timeout=100.0) as job:
+            for expected in [job.expect(program, SHAPES) for _ in range(10)]:
+                await job.run(program, ONES, expected)
+        assert program.prices.usual((("x", (9600,)),)) == 20.0
+
+
 async def test_lanes_share_the_price(tmp_path: Path) -> None:
     async with engine_of(tmp_path, lanes=2) as engine:
         program = engine.find("double")
@@ -203,6 +244,14 @@ async def test_an_error_of_one_run_ends_the_others(tmp_path: Path) -> None:
         assert outcomes(engine) == {"invalid_request_error": 1}
 
 
+async def test_a_programs_fault_is_not_the_clients(tmp_path: Path) -> None:
+    async with engine_of(tmp_path) as engine:
+        with pytest.raises(EngineFault, match=r"double does not run on a picture: .* the shape"):
+            async with engine.jobs.begun("job") as job:
+                await run_step(job, engine.find("double"), np.ones((1, 3), np.float32))
+        assert outcomes(engine) == {"engine_fault": 1}
+
+
 async def test_turns_go_to_the_earliest_deadline() -> None:
     turns, order = JobTurns(1), list[int]()
 
@@ -227,12 +276,77 @@ async def test_turns_go_to_the_earliest_deadline() -> None:
     late.cancel()  # Its turn has come, and nobody takes it.
     await asyncio.gather(late, *waiting, return_exceptions=True)
     turns.give()
-    assert (turns._free, turns._waiting) == (1, [])
+    assert (turns._free, turns._waiting) == (1, {})
+
+
+async def test_jobs_that_leave_leave_nothing() -> None:
+    turns = JobTurns(2)
+    for number in range(2):
+        await turns.take(TimedWork(number, 0.0))
+    for number in range(2, 200):
+        left = asyncio.ensure_future(turns.take(TimedWork(number, 0.0), str(number % 3)))
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.wait({left})
+    assert turns._waiting == {}
+
+
+async def test_owners_take_turns() -> None:
+    """One of a hundred jobs with short deadlines takes neither all turns nor all that come."""
+    turns, order, numbers = JobTurns(3), list[str](), count()
+
+    async def one(owner: str, deadline: float) -> None:
+        await turns.take(TimedWork(next(numbers), 0.0, deadline=deadline), owner)
+        order.append(owner)
+
+    waiting = [asyncio.ensure_future(one("many", 1.0)) for _ in range(100)]
+    await asyncio.sleep(0)
+    assert order == ["many", "many"], "one turn is left to others"
+    waiting += [asyncio.ensure_future(one(name, 9.0)) for name in ("few", "other", "few")]
+    await asyncio.sleep(0)
+    assert order == ["many", "many", "few"]
+    for owner, after in (("few", "other"), ("many", "few"), ("few", "many")):
+        turns.give(owner)
+        await asyncio.sleep(0)
+        assert order.pop() == after
+    for left in waiting:
+        left.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    alone = [asyncio.ensure_future(one("", math.inf)) for _ in range(3)]
+    while turns._free < 3:
+        turns.give(next(iter(turns._begun)))
+    await asyncio.sleep(0)
+    assert order[3:] == ["", "", ""], "without keys, one client may have them all"
+    await asyncio.gather(*alone)
+
+
+async def test_jobs_that_prepare_hold_up_nobody(tmp_path: Path) -> None:
+    async with engine_of(tmp_path) as engine:
+        most, preparing, go = engine.executor.lanes.count + 2, list[int](), asyncio.Event()
+
+        async def prepare() -> None:
+            preparing.append(1)
+            await go.wait()
+
+        async def page(timeout: float = math.inf) -> None:
+            async with engine.jobs.begun("job", prepare=prepare, timeout=timeout) as job:
+                await job.run(engine.find("double"), ONES)
+
+        pages = [asyncio.ensure_future(page()) for _ in range(2 * most)]
+        async with engine.jobs.begun("job") as job:
+            await job.run(engine.find("double"), ONES)
+        assert len(preparing) == most, "what is prepared and waits is bounded"
+        with pytest.raises(DeadlineMissed):
+            await page(0.05)
+        go.set()
+        await asyncio.gather(*pages)
+        assert outcomes(engine) == {"done": 2 * most + 1, "deadline_missed": 1}
+        assert [one._free for one in engine.jobs._prepared + engine.jobs._turns] == [most] * 6
 
 
 async def test_jobs_that_wait_are_told_that_the_server_ends(tmp_path: Path) -> None:
     async with engine_of(tmp_path) as engine:
-        turns = engine.executor.lanes.count + 1
+        turns = engine.executor.lanes.count + 2
 
         async def hold() -> None:
             async with engine.jobs.begun("job"):

@@ -64,6 +64,28 @@ def test_areas_of_combs_and_spirals() -> None:
     assert len(list(boxes.cores(spiral))) == len(flooded(spiral))
 
 
+@pytest.mark.parametrize("size", [40, 80])
+def test_areas_are_joined_in_few_rounds(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Rows of teeth on lines that only a spine joins: each line has many neighbours."""
+    rounds, merged = list[int](), boxes._merged
+
+    def noted(parent: Array, low: Array, high: Array) -> Array:
+        rounds.append(len(low))
+        return merged(parent, low, high)
+
+    monkeypatch.setattr(boxes, "_merged", noted)
+    comb = np.zeros((size, size), bool)
+    for row in range(0, size - 4, 5):
+        comb[row : row + 2, 0 : size - 4 : 4] = comb[row + 2] = True
+    teeth = comb.copy()
+    comb[:, -1] = True
+    for mask in (comb, teeth, comb[::-1], comb[:, ::-1], teeth[::-1], comb.T):
+        rounds.clear()
+        found = {frozenset(map(tuple, one.tolist())) for one in boxes.cores(mask)}
+        assert found == {ends(area) for area in flooded(mask)}
+        assert len(rounds) <= np.log2(size) + 1
+
+
 @given(st.integers(0, 2**32), st.integers(1, 40))
 def test_no_angle_has_a_smaller_rectangle(seed: int, count: int) -> None:
     points = np.random.default_rng(seed).integers(0, 50, (count, 2)).astype(float)
@@ -83,6 +105,24 @@ def test_no_angle_has_a_smaller_rectangle(seed: int, count: int) -> None:
             along = around @ axis / length
             assert along.min() >= -1e-6
             assert along.max() <= length + 1e-6
+
+
+@given(st.integers(0, 2**32), st.integers(1, 300), st.integers(1, 60))
+def test_a_hull_is_that_of_all_points(seed: int, count: int, size: int) -> None:
+    points = np.random.default_rng(seed).integers(0, size, (count, 2)).astype(float)
+    found = boxes.convex_hull(points)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boxes, "PASSES", 0)
+        assert np.array_equal(found, boxes.convex_hull(points))
+
+
+def test_few_points_of_an_area_are_walked() -> None:
+    y, x = np.mgrid[:400, :400]
+    for mask in (x < 20, abs(x - y) < 9, (x - 200) ** 2 + (y - 200) ** 2 < 150**2):
+        (points,) = boxes.cores(mask)
+        ordered = np.unique(points, axis=0)
+        for way in (ordered, ordered[::-1]):
+            assert len(boxes._outer(way)) < len(points) / 2 + 2
 
 
 @given(st.integers(0, 2**32))

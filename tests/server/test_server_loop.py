@@ -193,6 +193,18 @@ async def test_what_is_small_waits_for_nothing_large() -> None:
     hands.close()
 
 
+async def test_large_work_of_a_small_body_leaves_a_thread_free() -> None:
+    hands, go = Hands(3), threading.Event()
+    BODY_SIZE.set(100)
+    large = [asyncio.create_task(hands.run(go.wait, 120, large=True)) for _ in range(8)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(hands.run(len, "small"), 120) == 5
+    assert hands.waiting == 7
+    go.set()
+    await asyncio.gather(*large)
+    hands.close()
+
+
 async def test_what_a_client_waits_for_no_more_is_not_begun() -> None:
     hands = Hands(1)
     go, begun = threading.Event(), []

@@ -22,6 +22,8 @@ from headrace.base.config import ServerOptions
 from headrace.engine.programs.engine import ProgramEngine
 from headrace.engine.programs.files import program_files
 from headrace.server.app import create_app
+from headrace.server.decoders import MOST_WAITING
+from headrace.server.hands import Hands
 from headrace.server.reading import picture_bytes
 
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
@@ -85,6 +87,24 @@ async def test_a_page_is_read(http: httpx.AsyncClient) -> None:
         assert bottom - top == pytest.approx(36, abs=14)
     again = await read(http, encoded(page()))
     assert again == found
+
+
+async def test_the_work_of_a_page_counts_as_large(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file may have a large picture."""
+    counted, turn = list[bool](), Hands._turn
+
+    async def noted(self: Hands, work: Any, large: bool, *more: Any) -> Any:
+        counted.append(large or self._most_waiting == MOST_WAITING)
+        return await turn(self, work, large, *more)
+
+    monkeypatch.setattr(Hands, "_turn", noted)
+    blank = Image.new("1", (600, 600), 1)
+    found = await read(http, encoded(blank))
+    assert found["lines"] == []
+    assert len(counted) > 3
+    assert all(counted)
 
 
 async def test_turned_pages_are_read(http: httpx.AsyncClient) -> None:

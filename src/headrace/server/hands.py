@@ -57,14 +57,23 @@ class Hands:
     def waiting(self) -> int:
         return len(self._small) + len(self._large)
 
-    async def run(self, work: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
-        """Run `work(*arguments)` in a thread and return its result.
+    async def run(
+        self,
+        work: Callable[..., Result],
+        *arguments: Any,
+        large: bool | None = None,
+        **named: Any,
+    ) -> Result:
+        """Run `work(*arguments)` in a thread and return its result. `large`: whether the work is;
+        None: judge it by the size of the body.
 
         Raises its errors, and `Overloaded` if too much waits. If the client leaves
         (`ClientDisconnect`), or the task is cancelled, it is not begun; if already begun, its
         result is dropped.
         """
-        return await self._turn(partial(work, *arguments, **named), BODY_SIZE.get() >= LARGE)
+        if large is None:
+            large = BODY_SIZE.get() >= LARGE
+        return await self._turn(partial(work, *arguments, **named), large)
 
     async def stoppable(
         self, work: Callable[[], Result], stop: Callable[[], None], *, large: bool

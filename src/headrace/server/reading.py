@@ -7,6 +7,7 @@ import base64
 import binascii
 import math
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from ..base.names import nearest
 from ..base.tiling import Reducing
 from ..engine.programs.engine import ProgramEngine
 from ..engine.programs.ocr import OcrPipeline, pipeline_names
-from ..media import PictureLimits, decode_picture
+from ..media import Picture, PictureLimits, decode_picture
 from ..programs.ocr.steps import LONGEST
 from ..sched.deadlines import CLASSES
 from .caller import CALLER, RECEIVE
@@ -67,17 +68,23 @@ class OcrRoutes:
 
     async def _read(self, pipeline: OcrPipeline, data: bytes, body: OcrBody) -> dict[str, Any]:
         RECEIVE.set(None)  # The caller watches over the connection, for all steps.
-        service = self._service
+        service, rule = self._service, Reducing(LONGEST)
+        picture: Picture
+
+        async def decode() -> None:
+            nonlocal picture
+            picture = await service.decoders.run(decode_picture, data, rule, LIMITS, "image")
+
         begun = self._engine.jobs.begun(
             pipeline.name,
             urgency=CLASSES[body.urgency or "interactive"],
             timeout=math.inf if body.timeout is None else body.timeout,
             owner=CALLER.get().owner,
+            prepare=decode,
         )
         async with begun as job:
-            rule = Reducing(LONGEST)
-            picture = await service.decoders.run(decode_picture, data, rule, LIMITS, "image")
-            lines = await pipeline.read(job, picture, service.hands.run)
+            # A small file may have a large picture.
+            lines = await pipeline.read(job, picture, partial(service.hands.run, large=True))
         return {
             "object": "ocr",
             "model": pipeline.name,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -76,6 +76,8 @@ class ProgramRun(TimedWork):
     seed: int
     owner: str
     future: asyncio.Future[Result]
+    priced: Collection[tuple[ServedProgram, Shapes]] = ()
+    """Runs of its job whose expected lengths are in `rest`, or were."""
     repeated: bool = False
     """Whether it began before, in a process that died."""
 
@@ -87,6 +89,8 @@ class JobPart:
     arrival: float
     rest: float
     """Expected seconds of the runs after it."""
+    priced: Collection[tuple[ServedProgram, Shapes]]
+    """Runs that its price is made of."""
 
 
 @dataclass(eq=False, slots=True)
@@ -172,6 +176,7 @@ class ProgramExecutor:
             release=release if release > now else -math.inf,
             seconds=program.prices.usual(shapes),
             rest=0.0 if part is None else part.rest,
+            priced=() if part is None else part.priced,
             lane=None if admitted is None else admitted.lane,
             program=program,
             feed=feed,
@@ -231,8 +236,9 @@ class ProgramExecutor:
         for work in self.queue.hopeless(now):
             assert isinstance(work, ProgramRun)
             # The length, more than the wait, is why: it is to be measured again.
-            if work.seconds and 2 * work.seconds > work.deadline - work.arrival:
-                work.program.prices.refused(work.shapes)
+            if 2 * ((work.seconds or 0.0) + work.rest) > work.deadline - work.arrival:
+                for program, shapes in {(work.program, work.shapes), *work.priced}:
+                    program.prices.refused(shapes)
             self._end(work, _hopeless(work, now), "missed_waiting")
         for lane in range(self.lanes.count):
             while self._busy[lane] is None and (taken := self.queue.take(lane, self.lanes, _ready)):

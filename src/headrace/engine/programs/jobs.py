@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 from ...base.errors import DeadlineMissed, HeadraceError, ShuttingDown
@@ -38,14 +39,19 @@ class ProgramJob:
     owner: str
     owed: float = 0.0
     """Expected seconds of the runs that will come."""
-    _prices: dict[tuple[str, Shapes], float] = field(default_factory=dict)
+    _prices: dict[tuple[ServedProgram, Shapes], float] = field(default_factory=dict)
     """Looked up once for all runs of one shape: a job may announce thousands."""
+    _priced: set[tuple[ServedProgram, Shapes]] = field(default_factory=set)
+    """Keys of the prices that are not 0."""
 
     def expect(self, program: ServedProgram, shapes: Shapes) -> float:
-        """Announce a run; return its expected length, which `run` takes. Unknown lengths are 0."""
-        key = program.name, shapes
+        """Announce a run; return its expected length, which `run` takes. A length that was not
+        measured with these very shapes is 0: those of larger ones may add up to far too much."""
+        key = program, shapes
         if key not in self._prices:
-            self._prices[key] = program.prices.usual(shapes) or 0.0
+            self._prices[key] = program.prices.own(shapes) or 0.0
+            if self._prices[key]:
+                self._priced.add(key)
         self.owed += self._prices[key]
         return self._prices[key]
 
@@ -62,7 +68,7 @@ class ProgramJob:
             urgency=work.urgency,
             deadline=work.deadline,
             owner=self.owner,
-            part=JobPart(work.arrival, self.owed / self.executor.lanes.count),
+            part=JobPart(work.arrival, self.owed / self.executor.lanes.count, self._priced),
         )
 
     async def each(
@@ -86,43 +92,72 @@ class ProgramJob:
 
 
 class JobTurns:
-    """Turns of the jobs of one class: the earliest deadline first."""
+    """Turns of the jobs of one class. The owner with the fewest has the next one, for its job with
+    the earliest deadline; a key leaves one turn to the others."""
 
     def __init__(self, count: int) -> None:
         """`count`: jobs that have begun at a time."""
-        self._free = count
-        self._waiting: list[tuple[tuple[int, float, int], asyncio.Future[None]]] = []
+        self._free, self._most = count, max(1, count - 1)
+        self._begun: Counter[str] = Counter()
+        self._waiting: dict[str, list[tuple[tuple[int, float, int], asyncio.Future[None]]]] = {}
+        """By owner, and by rank."""
 
-    async def take(self, work: TimedWork) -> None:
+    async def take(self, work: TimedWork, owner: str = "") -> None:
         """Wait for a turn."""
         turn = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (work.rank, turn))
+        insort(self._waiting.setdefault(owner, []), (work.rank, turn))
         self._next()
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled() and turn.exception() is None:
-                self.give()  # It came as its caller left.
+            if turn.cancelled():
+                self._discard(owner, work)
+            elif turn.exception() is None:
+                self.give(owner)  # It came as its caller left.
             raise
 
-    def give(self) -> None:
+    def _discard(self, owner: str, work: TimedWork) -> None:
+        mine = self._waiting.get(owner, [])
+        place = bisect_left(mine, (work.rank,))
+        if place < len(mine) and mine[place][0] == work.rank:
+            self._pop(owner, place)
+
+    def give(self, owner: str = "") -> None:
         """End a turn."""
         self._free += 1
+        self._begun -= Counter([owner])
         self._next()
 
     def _next(self) -> None:
-        while self._free and self._waiting:
-            turn = heappop(self._waiting)[1]
+        while self._free:
+            ready = [
+                (self._begun[owner], mine[0][0], owner)
+                for owner, mine in self._waiting.items()
+                if not owner or self._begun[owner] < self._most
+            ]
+            if not ready:
+                return
+            owner = min(ready)[-1]
+            turn = self._pop(owner, 0)
             if not turn.done():
                 self._free -= 1
+                self._begun[owner] += 1
                 turn.set_result(None)
+
+    def _pop(self, owner: str, place: int) -> asyncio.Future[None]:
+        mine = self._waiting[owner]
+        turn = mine.pop(place)[1]
+        if not mine:
+            del self._waiting[owner]
+        return turn
 
     def close(self, error: HeadraceError) -> None:
         """Refuse all that wait."""
-        while self._waiting:
-            turn = heappop(self._waiting)[1]
-            if not turn.done():
-                turn.set_exception(error)
+        waiting, self._waiting = self._waiting, {}
+        for mine in waiting.values():
+            for _, turn in mine:
+                if not turn.done():
+                    turn.set_exception(error)
 
 
 class ProgramJobs:
@@ -135,22 +170,31 @@ class ProgramJobs:
         error), and its seconds."""
         self._executor, self._on_end = executor, on_end
         # Of each class its own: a batch job that waits for a lane holds up no interactive one.
-        self._turns = [JobTurns(executor.lanes.count + 1) for _ in CLASSES]
+        self._turns = [JobTurns(executor.lanes.count + 2) for _ in CLASSES]
+        self._prepared = [JobTurns(executor.lanes.count + 2) for _ in CLASSES]
         self._loop = asyncio.get_running_loop()
 
     @asynccontextmanager
     async def begun(
-        self, name: str, *, urgency: int = INTERACTIVE, timeout: float = math.inf, owner: str = ""
+        self,
+        name: str,
+        *,
+        urgency: int = INTERACTIVE,
+        timeout: float = math.inf,
+        owner: str = "",
+        prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> AsyncIterator[ProgramJob]:
-        """Yield a job when its turn has come. `timeout`: seconds from now to its deadline. Raises
-        `Overloaded`, `DeadlineMissed`, `ShuttingDown`."""
+        """Yield a job when its turn has come. `timeout`: seconds from now to its deadline;
+        `prepare`: work before its turn, which holds up no job that could run. Raises `Overloaded`,
+        `DeadlineMissed`, `ShuttingDown`, and the errors of `prepare`."""
         now, outcome, begun = self._loop.time(), "done", False
         work = TimedWork(self._executor.number(), now, urgency, now + timeout)
         turns = self._turns[urgency]
         with self._executor.place(owner):
             try:
                 async with self._in_time(work):
-                    await turns.take(work)
+                    async with self._ready(work, owner, prepare):
+                        await turns.take(work, owner)
                     begun = True
                     yield ProgramJob(name, self._executor, work, owner)
             except HeadraceError as error:
@@ -161,8 +205,24 @@ class ProgramJobs:
                 raise
             finally:
                 if begun:
-                    turns.give()
+                    turns.give(owner)
                 self._on_end(name, outcome, self._loop.time() - now)
+
+    @asynccontextmanager
+    async def _ready(
+        self, work: TimedWork, owner: str, prepare: Callable[[], Awaitable[None]] | None
+    ) -> AsyncIterator[None]:
+        """Prepare a job. What it then holds is bounded: only some are prepared and wait."""
+        if prepare is None:
+            yield
+            return
+        prepared = self._prepared[work.urgency]
+        await prepared.take(work, owner)
+        try:
+            await prepare()
+            yield
+        finally:
+            prepared.give(owner)
 
     @asynccontextmanager
     async def _in_time(self, work: TimedWork) -> AsyncIterator[None]:
@@ -180,5 +240,5 @@ class ProgramJobs:
 
     def close(self) -> None:
         """Refuse the jobs that have not begun."""
-        for turns in self._turns:
+        for turns in (*self._turns, *self._prepared):
             turns.close(ShuttingDown("the server is shutting down", retry_after=2.0))

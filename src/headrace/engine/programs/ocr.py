@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ...base.errors import EngineFault, UnsupportedModel
+from ...base.errors import EngineFault, InvalidRequest, UnsupportedModel
 from ...media import Picture
 from ...programs.measured import Shapes
 from ...programs.ocr import steps
@@ -49,7 +49,7 @@ class OcrPipeline:
         page: steps.Page = await beside(steps.Page.of, picture.tiles[0], *size)
         asked: Floats = await beside(page.for_detector)
         rows, columns = asked.shape[2:]
-        ran = await self._run(job, self.detector, asked)
+        ran = await run_step(job, self.detector, asked)
         odds = _output(ran, self.detector, 1, rows, columns)
         boxes: list[Floats] = await beside(page.boxes, odds[0, 0])
         found: list[steps.TextLine | None] = [None] * len(boxes)
@@ -86,19 +86,25 @@ class OcrPipeline:
             return "", 0.0
         if self.classifier is not None:
             asked = await beside(steps.for_classifier, line)
-            ran = await self._run(job, self.classifier, asked, expected[0])
+            ran = await run_step(job, self.classifier, asked, expected[0])
             if steps.upside_down(_output(ran, self.classifier, 2)[0]):
                 line = np.rot90(line, 2)
         asked = await beside(steps.for_reader, line)
-        ran = await self._run(job, self.reader, asked, expected[1])
+        ran = await run_step(job, self.reader, asked, expected[1])
         odds = _output(ran, self.reader, None, len(self.characters))[0]
         found: tuple[str, float] = await beside(steps.text_of, odds, self.characters)
         return found
 
-    async def _run(
-        self, job: ProgramJob, program: ServedProgram, asked: Floats, expected: float = 0.0
-    ) -> Result:
+
+async def run_step(
+    job: ProgramJob, program: ServedProgram, asked: Floats, expected: float = 0.0
+) -> Result:
+    """Run a program of a pipeline. Raises as `ProgramJob.run`, but `EngineFault` if the program
+    does not take its input: the client sent a picture."""
+    try:
         return await job.run(program, {next(iter(program.confined.inputs)): asked}, expected)
+    except InvalidRequest as error:
+        raise EngineFault(f"{program.name} does not run on a picture: {error.message}") from error
 
 
 def pipeline_names(programs: Mapping[str, ServedProgram]) -> list[str]:

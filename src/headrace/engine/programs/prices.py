@@ -53,6 +53,11 @@ class RunPrices:
         """Return the usual length; None: not known."""
         return self._of(shapes, 0)
 
+    def own(self, shapes: Shapes) -> float | None:
+        """Return the usual length of runs of these very shapes; None: not known."""
+        found = self._buckets.get(shapes)
+        return found[0] if found else None
+
     def worst(self, shapes: Shapes) -> float | None:
         """Return the longest length of late; None: not known."""
         return self._of(shapes, 1)

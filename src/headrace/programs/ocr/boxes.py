@@ -25,6 +25,8 @@ ARC = 0.25
 """Pixels by which a round corner's points may be inside it."""
 LEAST_CORE, LEAST_BOX, LEAST_SIDE = 3, 5, 4
 """Shorter side of a core and of a grown box in the map, and sides of a box in the picture."""
+PASSES = 4
+"""Passes over a chain of points that leave out those that are not of a convex hull."""
 MOST_BOXES = 1000
 """Cores that are looked at, the largest first."""
 
@@ -99,22 +101,34 @@ def _stretches(mask: npt.NDArray[np.bool_]) -> _Stretches:
 def _joined(found: _Stretches, width: int) -> Integers:
     """Return for each stretch a number that connected ones share."""
     one, other = _neighbours(found, width)
-    parent, down = np.arange(len(found.row)), True
+    parent = np.arange(len(found.row))
     while True:
         low, high = np.minimum(parent[one], parent[other]), np.maximum(parent[one], parent[other])
         apart = low != high
         if not apart.any():
             return parent
         one, other, low, high = one[apart], other[apart], low[apart], high[apart]
-        # Roots hang themselves on smaller ones, then on larger ones: twice, and every root with a
-        # neighbour has (Shiloach and Vishkin 1982), so rounds are few whatever the mask.
-        if down:
-            np.minimum.at(parent, high, low)
-        else:
-            np.maximum.at(parent, low, high)
-        down = not down
-        while not np.array_equal(next_ := parent[parent], parent):
-            parent = next_
+        parent = _merged(parent, low, high)
+
+
+def _merged(parent: Integers, low: Integers, high: Integers) -> Integers:
+    """Join each root with at least one of its neighbours; return the new root of each stretch.
+    `low`, `high`: pairs of neighbouring roots, the smaller one first.
+
+    Roots hang themselves on smaller ones. Those that neither hang nor bear another have only larger
+    neighbours and hang themselves on one (Shiloach and Vishkin 1982): the roots of an area become
+    half as many at least, so rounds are few whatever the mask.
+    """
+    parent = parent.copy()
+    hangs, bears = (np.zeros(len(parent), bool) for _ in range(2))
+    np.minimum.at(parent, high, low)
+    hangs[high] = True
+    bears[parent[high]] = True
+    alone = ~(hangs[low] | bears[low])
+    parent[low[alone]] = high[alone]
+    while not np.array_equal(next_ := parent[parent], parent):
+        parent = next_
+    return parent
 
 
 def _neighbours(found: _Stretches, width: int) -> tuple[Integers, Integers]:
@@ -170,13 +184,13 @@ def smallest_rectangle(points: Points) -> tuple[Points, float]:
 
 def convex_hull(points: Points) -> Points:
     """Return the corners of the convex hull, in order around it (Andrew 1979)."""
-    ordered = np.unique(points, axis=0).tolist()
+    ordered = np.unique(points, axis=0)
     if len(ordered) < 3:
-        return np.array(ordered)
+        return ordered
     found: list[list[float]] = []
     for way in (ordered, ordered[::-1]):
         chain: list[list[float]] = []
-        for x, y in way:
+        for x, y in _outer(way).tolist():
             while len(chain) > 1:
                 (px, py), (qx, qy) = chain[-2:]
                 if (qx - px) * (y - py) > (qy - py) * (x - px):
@@ -185,6 +199,19 @@ def convex_hull(points: Points) -> Points:
             chain.append([x, y])
         found += chain[:-1]
     return np.array(found)
+
+
+def _outer(way: Points) -> Points:
+    """Leave out points of a chain that are on the line of their neighbours or inside it, a few
+    times over: a core has two points in each row, and most are."""
+    for _ in range(PASSES):
+        one, two = np.diff(way[:-1], axis=0), np.diff(way[1:], axis=0)
+        kept = np.ones(len(way), bool)
+        kept[1:-1] = one[:, 0] * two[:, 1] > one[:, 1] * two[:, 0]
+        if kept.all():
+            break
+        way = way[kept]
+    return way
 
 
 def _ordered(corners: Points) -> Points:
@@ -221,11 +248,12 @@ def mean_within(sums: Points, corners: Points) -> float:
 
 def in_reading_order(boxes: list[Floats]) -> list[Floats]:
     """Order boxes from top to bottom; those less than ten pixels apart from left to right."""
-    found = sorted(boxes, key=lambda box: (box[0][1], box[0][0]))
+    # Numbers of Python: one of numpy is far slower, and there may be a million comparisons.
+    found = sorted((float(box[0][1]), float(box[0][0]), at) for at, box in enumerate(boxes))
     for at in range(len(found) - 1):
         for place in range(at, -1, -1):
             above, below = found[place], found[place + 1]
-            if not (abs(below[0][1] - above[0][1]) < 10 and below[0][0] < above[0][0]):
+            if not (abs(below[0] - above[0]) < 10 and below[1] < above[1]):
                 break
             found[place], found[place + 1] = below, above
-    return found
+    return [boxes[at] for *_, at in found]
