@@ -22,6 +22,7 @@ from headrace.worker.pooling import Pooler
 from headrace.worker.prompt_scores import PromptScores
 from headrace.worker.reasoning import ReasoningBudgets
 from headrace.worker.rows import Rows
+from headrace.worker.time_rules import TimedText
 from oracle.driving import Driver, pool_of
 
 
@@ -90,6 +91,7 @@ def test_the_order_of_a_workers_list(worker: Worker) -> None:
     kinds = [type(feature) for feature in worker._steps.features.listed]
     assert kinds == [
         Logprobs,
+        TimedText,
         ReasoningBudgets,
         AllowedTokens,
         BadWords,

@@ -367,7 +367,7 @@ inline void attentions(void* const* teams, int count) {
                 kind, block, heads, kv_heads, size, 0, biased ? bias.data : nullptr, cos.data,
                 sin.data, biased ? turns.data : nullptr, turned, pairs};
   HrRope rope{kv, qkv.block.data, qkv.stride, normed ? q_norm.data : nullptr,
-              normed ? k_norm.data : nullptr, cos.data, sin.data, 1e-6f, 1.0f};
+              normed ? k_norm.data : nullptr, cos.data, sin.data, nullptr, 1e-6f, 1.0f};
   HrAttention op{kv, qkv.block.data, qkv.stride, !coded || any(0, 1) ? y.block.data : nullptr,
                  y.stride, coded ? codes.q : HrQuantised{nullptr, 0},
                  any(0, 1) ? sinks.data : nullptr, 0.2f, any(0, 2) ? 0 : 5.0f,
