@@ -39,6 +39,8 @@ class WindowAnswer(NamedTuple):
     tokens: list[int]
     logprobs: list[TokenLogprobs]
     """Numbers of each token; empty unless asked for."""
+    scores: list[TokenLogprobs]
+    """Numbers of each token of the prompt but the first; empty unless asked for."""
     output: Output | None = None
 
 

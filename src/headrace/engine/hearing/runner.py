@@ -108,6 +108,7 @@ class WalkRunner:
         said = pending.said[delta.request_id]
         said.tokens.extend(delta.tokens)
         said.logprobs.extend(delta.logprobs or [])
+        said.scores.extend(delta.prompt_logprobs or [])
         if delta.output is not None:
             pending.said[delta.request_id] = said._replace(output=delta.output)
         if pending.fresh:
@@ -143,7 +144,7 @@ class WalkRunner:
             name = f"{next(self._names)}"
             self._core.add(Request(name, ask.prompt, ask.spec, *given))
             pending.ids.append(name)
-            pending.said[name] = WindowAnswer([], [])
+            pending.said[name] = WindowAnswer([], [], [])
             self._owners[name] = job
 
     def _fail(self, job: WalkUnderWay[Any], error: Exception) -> None:
