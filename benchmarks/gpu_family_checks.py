@@ -335,7 +335,7 @@ FAMILIES: dict[str, Check] = {
     ),
     "values of keys": heads_of({"rope": Rope(1e4), "values": "keys", "eps": 1e-6}, 64),
     "heads normed behind": heads_of({"rope": Rope(1e4), "behind": True, "eps": 1e-5}, 64),
-    "queries that grow": heads_of({"growth": (0.1, 8)}, 0),
+    "queries that grow": heads_of({"growth": (0.1, 8, 1)}, 0),
     "routes": routes,
     "gating": gating,
     **{f"latents, {name}": latents(name) for name in LATENTS},
