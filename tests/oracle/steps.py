@@ -27,6 +27,9 @@ class Forwards:
         assert times is None
         return self._forward(ops, batch, cache)
 
+    def further(self, *, every: bool) -> list[str]:
+        return []
+
 
 def plain(
     ops: Any,
