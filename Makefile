@@ -125,7 +125,7 @@ explore: $(VENV)/.tested
 # CI tries the quick rows (tests/faults); this one writes the table of docs/reliability.md.
 FUZZ ?= 100000
 faults: $(VENV)/.tested
-	$(BIN)/python benchmarks/faults.py --fuzz $(FUZZ) --json benchmarks/results/faults.json \
+	$(BIN)/python tests/faults/table.py --fuzz $(FUZZ) --json benchmarks/results/faults.json \
 	    --table docs/reliability.md
 
 lowest:

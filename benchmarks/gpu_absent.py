@@ -8,10 +8,14 @@ answered with one, or yes; so its verdict means nothing, and its kernels are the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+sys.path.append(str(Path(__file__).parents[1] / "tests/gpu"))
 
 import torch
 from gpu_aot import Compiled, compiling

@@ -37,6 +37,7 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 HERE = Path(__file__).parent
+CHECKS = HERE.parent / "tests/gpu"
 SHARDS = min(12, os.cpu_count() or 1)
 """Processes that check and compile at the same time."""
 
@@ -248,7 +249,7 @@ class Bench:
         rows: list[dict[str, Any]] = []
         while names and deadline - time.perf_counter() > 3 and not self._over.is_set():
             output = self.folder / f"check_{time.perf_counter_ns()}"
-            arguments = [str(HERE / "gpu_checks.py"), "--names", json.dumps(names)]
+            arguments = [str(CHECKS / "gpu_checks.py"), "--names", json.dumps(names)]
             if self.size == "tiny":
                 arguments.append("--tiny")
             code, tail = launch(
@@ -291,8 +292,8 @@ class Bench:
 
 def environment(size: str) -> dict[str, str]:
     """Environment of every process."""
-    source = str(HERE.parent / "src")
-    path = os.pathsep.join(x for x in (source, os.environ.get("PYTHONPATH", "")) if x)
+    own = (str(HERE.parent / "src"), str(HERE), str(CHECKS))
+    path = os.pathsep.join(x for x in (*own, os.environ.get("PYTHONPATH", "")) if x)
     extra = {"PYTHONPATH": path}
     if size == "tiny":
         extra |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -19,6 +19,7 @@ from typing import Any
 
 if "tiny" in sys.argv:  # Read by triton when it is imported.
     os.environ["TRITON_INTERPRET"] = "1"
+sys.path.append(str(Path(__file__).parents[1] / "tests/gpu"))
 
 import torch
 import triton

@@ -69,7 +69,7 @@ def test_a_script_starts(name: str) -> None:
             ("--rounds", "1", "--at-once", "1", "--tokens", "8", "--classes", "code-edit"),
         ),
         ("speech.py", ("--rounds", "1")),
-        ("mutate.py", ("--count", "20")),
+        ("../tests/faults/mutate.py", ("--count", "20")),
         ("roofline/published.py", ()),
     ],
 )

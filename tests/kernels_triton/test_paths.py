@@ -1,4 +1,4 @@
-"""The check of graphs that a device runs (`benchmarks/gpu_paths.py`): it sees what it is for."""
+"""The check of graphs that a device runs (`tests/gpu/gpu_paths.py`): it sees what it is for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 
 import gpu_paths
 from gpu_models import Step

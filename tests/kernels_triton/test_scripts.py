@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "tests/gpu")]
 
 import gpu_absent  # noqa: E402
 import gpu_ahead  # noqa: E402
@@ -121,7 +121,7 @@ def part(tmp_path: Path, checks: str) -> tuple[int, dict[str, Any]]:
     file = tmp_path / "bench.json"
     bench = gpu_bench.Bench(10, file, "tiny")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_bench, "HERE", tmp_path)
+        patch.setattr(gpu_bench, "CHECKS", tmp_path)
         patch.setattr(gpu_bench, "SHARDS", 1)
         patch.setattr(gpu_bench, "TINY_CHECKS", ("one", "wrong", "dies", "last"))
         bench.run(gpu_bench.Part("checks", 300, 1))
@@ -287,7 +287,7 @@ def test_the_first_hour_goes_on_where_it_ended(
     (tmp_path / "tuner.py").write_text(
         f"import sys\n{say}open(sys.argv[sys.argv.index('--write') + 1], 'w').write('{{}}')\n"
     )
-    monkeypatch.setattr(gpu_bench, "HERE", tmp_path)
+    monkeypatch.setattr(gpu_bench, "CHECKS", tmp_path)
     monkeypatch.setattr(gpu_hour, "TUNER", (str(tmp_path / "tuner.py"),))
     monkeypatch.setattr(gpu_hour, "commit", lambda: "one")
     part = gpu_bench.Part
@@ -438,7 +438,7 @@ def test_the_scripts_need_no_more_than_a_gpu_machine_has() -> None:
     code = (
         "import sys\n"
         f"for name in {ABSENT!r}: sys.modules[name] = None\n"
-        f"sys.path[:0] = [{str(ROOT / 'src')!r}, {str(ROOT / 'benchmarks')!r}]\n"
+        f"sys.path[:0] = {[str(ROOT / own) for own in ('src', 'benchmarks', 'tests/gpu')]!r}\n"
         "import gpu_ahead, gpu_bench, gpu_checks, gpu_dry, gpu_parts\n"
         "import headrace.kernels.triton.tune, headrace.worker, headrace.sched, headrace.loader\n"
         "assert len(gpu_checks.all_checks()) > 80\n"

@@ -1,6 +1,6 @@
 """Is what runs on the device right? Every kernel against the reference, and whole paths.
 
-    python benchmarks/gpu_checks.py --shard 0/4     (prints one JSON line per check)
+    python tests/gpu/gpu_checks.py --shard 0/4     (prints one JSON line per check)
 
 `make gpu-bench` runs these first, in several processes, so that compiling goes in parallel and one
 kernel that faults takes only its own process with it; where pytest is installed, `pytest -m gpu`
@@ -17,9 +17,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product as pairs
+from pathlib import Path
 
 if "--tiny" in sys.argv:  # Read by triton when it is imported.
     os.environ["TRITON_INTERPRET"] = "1"
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import torch
 from gpu_family_checks import FAMILIES

@@ -1,10 +1,10 @@
 """The fault table: a real server is killed, stopped, filled, flooded and lied to; what came back?
 
-    python benchmarks/faults.py [--rows PATTERN] [--fuzz N [--mutations FILE]] [--json FILE]
+    python tests/faults/table.py [--rows PATTERN] [--fuzz N [--mutations FILE]] [--json FILE]
         [--table FILE]
 
 Rows and mutations are those of tests/faults, of which CI tries the quick ones. `--fuzz` mutations
-of each kind of input are tried beside (0: none; benchmarks/mutate.py); where FILE has the results
+of each kind of input are tried beside (0: none; mutate.py); where FILE has the results
 of some, it goes on from them. Of others' times beside an attack the median of three runs is told;
 the attack's sender is a process of its own. `--table` writes the result between the marks of a
 page. Exit 1 where a row breaks what the documentation promises, or a mutation ends untyped.
@@ -24,8 +24,6 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "faults"))
 
 import fault_gateway
 import fault_rows

@@ -1,6 +1,6 @@
 """Count the files below src/headrace that a range of commits touched, by git.
 
-Run: python benchmarks/touched.py FIRST..LAST [-- PATH ...]; or `--grep WORD` for the commits whose
+Run: python tests/touched.py FIRST..LAST [-- PATH ...]; or `--grep WORD` for the commits whose
 subject names something. Prints existing files changed, files added, and lines.
 """
 

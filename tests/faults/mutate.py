@@ -1,6 +1,6 @@
 """Mutation fuzz of every kind of input, in pieces: a file of results that grows, and goes on.
 
-    python benchmarks/mutate.py --count N --json FILE [--kinds PATTERN]
+    python tests/faults/mutate.py --count N --json FILE [--kinds PATTERN]
 
 Each kind is tried with the seeds from where FILE ends up to N, a slice at a time, every slice in a
 process of its own. A mutation that raises what is not typed is a finding; so is one that needs more
@@ -22,8 +22,6 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "faults"))
 
 import http_mutations
 import mutations
