@@ -26,9 +26,14 @@ using PanelsOf = void(const HrLinear& op, const HrPart& part, int64_t rows, int6
 using UnitOf = void(const HrQuantised& x, const HrPart& part, int64_t unit, int64_t row, int m,
                     int pass, int passes, float* sums);
 
+// The same for up to kManyRows rows, from the first lane of a block on: sums[m][32].
+using UnitsOf = void(const HrQuantised& x, const HrPart& part, int64_t unit, int64_t row, int m,
+                     float* sums);
+
 #define HR_EACH(Q)       \
   PanelsOf panels_##Q; \
-  UnitOf unit_##Q;
+  UnitOf unit_##Q;     \
+  UnitsOf units_##Q;
 HR_CODED_KINDS(HR_EACH)
 #undef HR_EACH
 PanelsOf panels_Q8_0_PLANES;  // the head's alone

@@ -5,9 +5,9 @@
 // vpdpbusd a cycle and shares its two ports with the float multiplies (Zen 4) that is 10 cycles
 // for 1,024 operations: no kernel with groups of 32 passes 80 % of the integer peak. With
 // minima (Q4_K) or two groups a unit (Q6_K) it is 11 cycles and 73 %. Conversions, shifts and
-// the decoding of codes go to the other two ports and are free from about six rows on, so that
-// there is no second kernel that decodes into memory: up to kWide rows stay in registers over
-// one panel, and more rows pass over it again while it lies in L2.
+// the decoding of codes go to the other two ports and are free from about six rows on: up to kWide
+// rows stay in registers over one panel. More rows pass over it again while it lies in L2, or meet
+// decoded panels (panel_pairs.h) where a level multiplies bytes in one operation.
 //
 // Memory. A unit is 288 to 544 bytes. One row spends about 20 cycles on it, 15 to 25 bytes a
 // cycle and core, several times what memory gives; eight rows spend 80 and still want 4 to 7, so
@@ -34,6 +34,7 @@ constexpr int kWide = 6;   // sixteen half as wide: the float sums are spilled, 
 constexpr int kFew = 3;        // rows of which decoding is a good part of the work
 constexpr int kGroup = 8;      // panels of a group, at most: what later passes find in L2
 constexpr int kSums = kGroup * HR_PANEL;  // floats from the sums of a row to those of the next
+constexpr int kManyRows = 96;  // more than kWide: the most whose sums are kept at once (panel_pairs.h)
 constexpr int kAhead = 8192;   // bytes
 static_assert(sizeof(HrLane) == 64, "a lane is a cache line: with one or two rows lines count");
 static_assert(kWide % HR_SIX == 0, "a pass begins at the first lane of a block of six");

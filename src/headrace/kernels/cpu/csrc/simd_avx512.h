@@ -99,6 +99,7 @@ HR_INLINE int32_t i_highest(I a) { return _mm512_reduce_max_epi32(a.v); }
 HR_INLINE int32_t i_sum(I a) { return _mm512_reduce_add_epi32(a.v); }
 
 HR_INLINE C c_load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+HR_INLINE void c_store(uint8_t* p, C a) { _mm512_storeu_si512(p, a.v); }
 HR_INLINE C c_set(uint8_t x) { return {_mm512_set1_epi8(static_cast<char>(x))}; }
 HR_INLINE C c_and(C a, C b) { return {_mm512_and_si512(a.v, b.v)}; }
 // Bits of a where mask is 1, of b elsewhere.
@@ -124,6 +125,10 @@ HR_INLINE C c_shift(C a) {  // left when positive; bits cross bytes, the caller 
 constexpr bool kSigned8 = false, kOneDot = true;
 HR_INLINE I dot7(I acc, C w, int32_t a4) {
   return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(a4))};
+}
+HR_INLINE I i_dot(I acc, C w, I x) {  // of the intrinsic GCC 12 makes copies of the sums
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(acc.v) : "v"(w.v), "v"(x.v));
+  return acc;
 }
 // A load that broadcasts is part of vpdpbusd, which GCC 12 does not make of the intrinsics; it
 // saves an instruction and a register per product.
