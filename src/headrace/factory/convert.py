@@ -124,7 +124,7 @@ class Move:
                 found.setdefault(name, []).append(array)
         if self.coding is None:
             return found[""]
-        suffixes = [name for name, *_ in self.coding.parts(*self.shape, "F32")]
+        suffixes = [name for name, *_ in self.coding.parts(self.shape[0], self.shape[1], "F32")]
         return to_compressed.in_order(self.coding, found, suffixes, self.shape)
 
     def _encoded(self, held: Held, top: float) -> Mapping[str, Host]:
@@ -147,7 +147,7 @@ class Move:
         self._compare(w, grid.values(codes))
         if self.coding is None:
             return {"": FORMATS[self.kind].pack(codes, one.stored(grid))}
-        main = self.coding.parts(*self.shape, "F32")[0][0]
+        main = self.coding.parts(self.shape[0], self.shape[1], "F32")[0][0]
         return {main: self.coding.packed(codes), **one.stored(grid)}
 
     def _format(
@@ -273,12 +273,14 @@ class Converting:
         self.coding: Coding | None = None
         self._small: dict[str, bytes] = {}
         self._entries = b"", 0
+        if self.across:
+            tensor_names(files.arch)  # Raises for a model whose tensors the other kind cuts.
         if self.across and single:
             self._entries = metadata_of(files)
         elif self.across:
             self._small = folder_files(files, _DTYPES.get(to, "float32"))
         self.shards = self._planned()
-        if not any(not one.stays for moves in self.shards.values() for one in moves):
+        if not self.across and all(one.stays for one in self.moves):
             raise InvalidRequest(
                 f"every matrix is {to} already; there is nothing to do", param="to"
             )
@@ -469,7 +471,7 @@ def _across_gguf(files: ModelFiles) -> Iterator[Move]:
     for canonical, weight in load_weights(files):
 
         def read(weight: Any = weight, canonical: str = canonical) -> Any:
-            found = read_weight(weight)
+            found: Any = read_weight(weight)
             if permuted and (".q_proj." in canonical or ".k_proj." in canonical):
                 heads = arch.heads if ".q_proj." in canonical else arch.kv_heads
                 order = permuted_rows(heads, arch.head_dim)
@@ -504,7 +506,6 @@ def _of_folder(files: ModelFiles) -> dict[str, list[Move]]:
 
 def _across_folder(files: ModelFiles) -> Iterator[Move]:
     """Yield the tensors of a GGUF as a folder names and orders them."""
-    tensor_names(files.arch)
     for name, weight in load_weights(files):
         yield Move(name, tuple(weight.shape), _kind_of(weight), "", partial(read_weight, weight))
 

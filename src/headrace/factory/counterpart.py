@@ -84,7 +84,8 @@ def _config(arch: ModelArch, dtype: str) -> dict[str, Any]:
         back = from_hf(found)
     except HeadraceError as error:
         raise _unlike(arch, str(error)) from None
-    return _same(found, back, arch)
+    _check(back, arch)
+    return found
 
 
 def metadata_of(files: ModelFiles) -> tuple[bytes, int]:
@@ -114,17 +115,19 @@ def metadata_of(files: ModelFiles) -> tuple[bytes, int]:
         if one:
             found[f"{TEMPLATE}.{name}" if name else TEMPLATE] = one
     ids = {text: number for number, text in enumerate(found["tokenizer.ggml.tokens"])}
-    for name, key in (("bos_token", "bos"), ("unk_token", "unknown"), ("pad_token", "padding")):
+    if files.bos_id is not None:
+        found["tokenizer.ggml.bos_token_id"] = files.bos_id
+    for name, key in (("unk_token", "unknown"), ("pad_token", "padding")):
         if files.special.get(name) in ids:
             found[f"tokenizer.ggml.{key}_token_id"] = ids[files.special[name]]
-    for key, one in zip(("eos", "eot", "eom"), files.eos_ids, strict=False):
-        found[f"tokenizer.ggml.{key}_token_id"] = one
+    for key, end in zip(("eos", "eot", "eom"), files.eos_ids, strict=False):
+        found[f"tokenizer.ggml.{key}_token_id"] = end
     found["tokenizer.ggml.add_bos_token"] = files.add_bos
     try:
         back = from_gguf(found, tensor_names(arch).values())
     except HeadraceError as error:
         raise _unlike(arch, str(error)) from None
-    _same(found, back, arch)
+    _check(back, arch)
     data = b"".join(_entry(key, value) for key, value in found.items())
     for key, number in (("general.file_type", 0), ("general.quantization_version", 2)):
         data += _entry(key, number)
@@ -160,11 +163,11 @@ def _rows(family: Family, arch: ModelArch) -> Iterator[tuple[Field, Any]]:
             yield row, value
 
 
-def _same(found: Any, back: ModelArch, arch: ModelArch) -> Any:
+def _check(back: ModelArch, arch: ModelArch) -> None:
+    """Raise `UnsupportedModel` unless an architecture was read back as it is."""
     if back != arch:
         names = [name for name in arch.__slots__ if getattr(back, name) != getattr(arch, name)]
         raise _unlike(arch, f"{', '.join(names)} would be read otherwise")
-    return found
 
 
 def _unlike(arch: ModelArch, why: str) -> UnsupportedModel:
