@@ -74,7 +74,7 @@ def main() -> None:
         (folder / "windows.json").write_text(json.dumps(same))
         recipes = [(BUILT_IN, budget) for budget in asked.budget]
         ending = ".gguf" if asked.dense.is_file() else ""
-        for kind, budget in recipes or [(NO_TEXT, None), (BUILT_IN, None)]:
+        for kind, budget in recipes or [*[(NO_TEXT, None)] * bool(ending), (BUILT_IN, None)]:
             out = folder / f"{budget or asked.to}-{kind}{ending}"
             took = {} if out.exists() else make(out, asked, kind, budget)
             said = {"file": out.name, **took, **figures(original, out, text)}
