@@ -1,7 +1,7 @@
 """llm-compressor's GPTQ, or AutoRound, on the weights and windows of `benchmarks/quantise.py`.
 
 Run in an environment of its own: `python quantise_peer.py MODEL WINDOWS.json OUT gptq|autoround
-W4A16|W8A8 [--iters N]`. Two threads; prints CPU seconds and peak memory as JSON.
+W4A16|W8A8 [--group 64] [--iters N]`. Two threads; prints CPU seconds and peak memory as JSON.
 """
 
 import argparse
@@ -16,13 +16,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 def gptq(model, windows, asked):
     from datasets import Dataset
+    from compressed_tensors.quantization import preset_name_to_scheme
     from llmcompressor import oneshot
     from llmcompressor.modifiers.quantization import GPTQModifier
 
     rows = Dataset.from_dict(
         {"input_ids": windows, "attention_mask": [[1] * len(w) for w in windows]}
     )
-    recipe = GPTQModifier(targets="Linear", scheme=asked.scheme, ignore=["lm_head"])
+    scheme = preset_name_to_scheme(asked.scheme, ["Linear"])
+    if asked.scheme == "W4A16":
+        scheme.weights.group_size = asked.group
+    recipe = GPTQModifier(config_groups={"group_0": scheme}, ignore=["lm_head"])
     oneshot(
         model=model, dataset=rows, recipe=recipe, max_seq_length=max(map(len, windows)),
         num_calibration_samples=len(windows), shuffle_calibration_samples=False,
@@ -37,7 +41,7 @@ def autoround(model, windows, asked):
     rows = [torch.tensor([w[:length]]) for w in windows]
     tokenizer = AutoTokenizer.from_pretrained(asked.model)
     maker = AutoRound(
-        model, tokenizer, scheme=asked.scheme, iters=asked.iters, nsamples=len(rows),
+        model, tokenizer, scheme=asked.scheme, group_size=asked.group, iters=asked.iters, nsamples=len(rows),
         seqlen=length, dataset=rows, device_map="cpu", batch_size=1, gradient_accumulate_steps=8,
     )  # fmt: skip
     maker.quantize_and_save(output_dir=str(asked.out), format="llm_compressor")
@@ -49,6 +53,7 @@ def main():
         parser.add_argument(name, type=Path)
     parser.add_argument("tool", choices=("gptq", "autoround"))
     parser.add_argument("scheme", choices=("W4A16", "W8A8"))
+    parser.add_argument("--group", type=int, default=128)
     parser.add_argument("--iters", type=int, default=200)
     asked = parser.parse_args()
     torch.set_num_threads(2)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from headrace.base.errors import DownloadError
 from headrace.cli.main import application
 from headrace.factory.convert import held_of
 from headrace.factory.to_compressed import TARGETS
@@ -21,6 +22,8 @@ from headrace.loader.open import open_model
 from headrace.loader.weight_source import read_weight
 from headrace.loader.weights import load_weights
 from headrace.quantise.blocks import FORMATS
+from headrace.text.load import load_tokenizer
+from headrace.text.template import ChatTemplates
 from tiny import quantised, talker
 from tiny.checkpoints import hf_model
 from tiny.gguf_files import save_gguf
@@ -284,3 +287,32 @@ def test_tied_and_other_files_of_a_folder_stay(folder: Path, tmp_path: Path) -> 
     assert done.exit_code == 0, done.output
     assert equal(narrow, tmp_path / "wide")
     assert (tmp_path / "wide" / "NOTICE").read_text() == "kept"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-coder-0.5b"])
+def test_a_real_model_is_a_folder_that_transformers_reads_alike(name: str, tmp_path: Path) -> None:
+    """Every number of their own reader of the GGUF, and the ids of a text."""
+    import transformers
+
+    try:
+        source = open_model(name)
+    except DownloadError as error:
+        pytest.skip(str(error))
+    out = tmp_path / "out"
+    done = command(source.path, "--to", "safetensors", "--out", out)
+    assert done.exit_code == 0, done.output
+    given = {"dtype": torch.float32}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, **given)
+    named = {"gguf_file": source.path.name}
+    other = transformers.AutoModelForCausalLM.from_pretrained(source.path.parent, **named, **given)
+    mine, exact = theirs.state_dict(), other.state_dict()
+    assert mine.keys() == exact.keys()
+    assert [key for key, one in exact.items() if not mine[key].equal(one)] == []
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    text = f"def f(x):\n\treturn x + 12345  # {WORDS}, naïve 水 🙂\n"
+    assert tokenizer(text)["input_ids"] == load_tokenizer(source.tokenizer).encode(text)
+    chat = [{"role": "user", "content": WORDS}]
+    ids = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    rendered = ChatTemplates(source).render(chat, add_generation_prompt=True)
+    assert ids == rendered
