@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def gptq(model, windows, asked):
-    from datasets import Dataset
     from compressed_tensors.quantization import preset_name_to_scheme
+    from datasets import Dataset
     from llmcompressor import oneshot
     from llmcompressor.modifiers.quantization import GPTQModifier
 
@@ -41,8 +41,9 @@ def autoround(model, windows, asked):
     rows = [torch.tensor([w[:length]]) for w in windows]
     tokenizer = AutoTokenizer.from_pretrained(asked.model)
     maker = AutoRound(
-        model, tokenizer, scheme=asked.scheme, group_size=asked.group, iters=asked.iters, nsamples=len(rows),
-        seqlen=length, dataset=rows, device_map="cpu", batch_size=1, gradient_accumulate_steps=8,
+        model, tokenizer, scheme=asked.scheme, group_size=asked.group, iters=asked.iters,
+        nsamples=len(rows), seqlen=length, dataset=rows, device_map="cpu", batch_size=1,
+        gradient_accumulate_steps=8,
     )  # fmt: skip
     maker.quantize_and_save(output_dir=str(asked.out), format="llm_compressor")
 
