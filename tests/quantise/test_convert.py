@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from headrace.base.errors import DownloadError
 from headrace.cli.main import application
-from headrace.factory.convert import held_of
+from headrace.factory.moves import Move, held_of
 from headrace.factory.to_compressed import TARGETS
 from headrace.kernels.weights import BlockWeight
 from headrace.loader.open import open_model
@@ -162,8 +162,6 @@ def test_a_checkpoint_of_another_tool_moves(form: str, to: str, tmp_path: Path) 
 
 def test_mxfp4_moves_to_nvfp4_numbers() -> None:
     """Every byte of MXFP4 of a range of scales that e4m3 has."""
-    from headrace.factory.convert import Move
-
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, (8, 4, 17), np.uint8)
     data[:, :, 0] = rng.integers(120, 130, (8, 4))
@@ -176,8 +174,6 @@ def test_mxfp4_moves_to_nvfp4_numbers() -> None:
 
 @pytest.mark.parametrize("kind", [name for name, one in FORMATS.items() if one.given])
 def test_numbers_off_the_grid_are_counted(kind: str) -> None:
-    from headrace.factory.convert import Move
-
     w = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     one = Move("x.weight", (4, 64), "F32", kind, lambda: w)
     one.data()
