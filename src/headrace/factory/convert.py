@@ -151,7 +151,7 @@ class Converting:
         report; `dry`: nothing is written."""
         total = sum(int(np.prod(one.shape)) for one in self.moves)
         self._progress.start(total, "converting", share=True)
-        work = self.out.with_name(f"{self.out.name}.work")
+        work = self.out.with_name(f"{self.out.name}.convert")
         try:
             if dry:
                 for one in self.moves:
