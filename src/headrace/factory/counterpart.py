@@ -8,8 +8,10 @@ same is refused.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from tokenizers import AddedToken, decoders, processors
 
 from ..base.arch import ModelArch, Rope
 from ..base.errors import HeadraceError, UnsupportedModel
@@ -21,8 +23,9 @@ from ..models.common import FIELDS
 from ..models.family import Family, Field
 from ..models.reader import from_gguf, from_hf
 from ..models.registry import ALL, describe
-from ..text.from_gguf import tokenizer_json
+from ..text.from_gguf import library_of, tokenizer_from_gguf
 from ..text.json_bpe import gguf_vocabulary
+from ..text.pretokenize import PRE_TOKENIZERS
 from .to_compressed import as_json
 
 _U32, _F32, _BOOL, _STRING, _ARRAY, _I32 = 4, 6, 7, 8, 9, 5
@@ -58,7 +61,7 @@ def folder_files(files: ModelFiles, dtype: str) -> dict[str, bytes]:
     return {
         "config.json": as_json({**config, **ends}),
         "generation_config.json": as_json(generation),
-        "tokenizer.json": tokenizer_json(metadata, files.add_bos).encode(),
+        "tokenizer.json": _tokenizer_json(metadata, files.add_bos).encode(),
         "tokenizer_config.json": as_json(told),
     }
 
@@ -85,6 +88,34 @@ def _config(arch: ModelArch, dtype: str) -> dict[str, Any]:
     except HeadraceError as error:
         raise _unlike(arch, str(error)) from None
     _check(back, arch)
+    return found
+
+
+def _tokenizer_json(metadata: Mapping[str, Any], add_bos: bool) -> str:
+    """Return the `tokenizer.json` of a byte-level vocabulary. Raises `UnsupportedModel` for another
+    kind."""
+    vocabulary = tokenizer_from_gguf(dict(metadata)).vocabulary
+    if vocabulary.kind != "byte_level":
+        raise UnsupportedModel(
+            "a SentencePiece vocabulary cannot move to a tokenizer.json; byte-level ones can",
+            param="tokenizer.ggml.model",
+        )
+    tokens = metadata["tokenizer.ggml.tokens"]
+    ids = {token: index for index, token in enumerate(tokens)}
+    known = PRE_TOKENIZERS[metadata["tokenizer.ggml.pre"]]
+    library = library_of(ids, metadata["tokenizer.ggml.merges"], known)
+    library.decoder = decoders.ByteLevel()
+    for token, index in sorted(vocabulary.added.items(), key=lambda pair: pair[1]):
+        special = index in vocabulary.special_ids
+        library.add_tokens([AddedToken(token, special=special, normalized=False)])
+    library.post_processor = processors.ByteLevel(trim_offsets=False)
+    if add_bos and vocabulary.bos_id is not None:
+        bos = tokens[vocabulary.bos_id]
+        library.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1",
+            special_tokens=[(bos, vocabulary.bos_id)],
+        )  # fmt: skip
+    found: str = library.to_str()
     return found
 
 

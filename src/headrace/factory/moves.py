@@ -20,7 +20,7 @@ from ..quant.ggml_types import DENSE
 from ..quant.rows import unpack, weights_of
 from ..quantise.blocks import FORMATS, Fitted
 from ..quantise.coded import Coding, stored_as
-from ..quantise.exact import Held, exact
+from ..quantise.exact import OnGrid, exact
 from ..quantise.solve import Floats
 from . import to_compressed
 
@@ -82,7 +82,7 @@ class Move:
         suffixes = [name for name, *_ in self.coding.parts(self.shape[0], self.shape[1], "F32")]
         return to_compressed.in_order(self.coding, found, suffixes, self.shape)
 
-    def _encoded(self, held: Held, top: float) -> Mapping[str, Host]:
+    def _encoded(self, held: OnGrid, top: float) -> Mapping[str, Host]:
         """Return arrays by suffix of some rows."""
         w = held.values
         if self.kind in DENSE:
@@ -106,7 +106,7 @@ class Move:
         return {main: self.coding.packed(codes), **one.stored(grid)}
 
     def _format(
-        self, held: Held, top: float
+        self, held: OnGrid, top: float
     ) -> tuple[int, Callable[[Floats, Floats | None], Fitted] | None, Callable[[], Fitted]]:
         """Return (groups of a row, the grid of given scales, the grid that fits best)."""
         w, coding = held.values, self.coding
@@ -151,24 +151,24 @@ def rows_of(weight: Any, first: int, last: int) -> Any:
     return picked(weight, np.arange(first, last), weight.name)
 
 
-def held_of(weight: Any) -> Held:
+def held_of(weight: Any) -> OnGrid:
     """Return a weight's numbers, and the grid that they lie on."""
     if isinstance(weight, np.ndarray):
-        return Held(floats(weight).reshape(len(weight), -1).astype(np.float32))
+        return OnGrid(floats(weight).reshape(len(weight), -1).astype(np.float32))
     if isinstance(weight, BlockWeight):
         packed = unpack(weight)
         scales, offsets = (host(one) for one in (packed.scales, packed.offsets) if one is not None)
-        return Held(host(weights_of(packed)), *_turned(scales, offsets))
+        return OnGrid(host(weights_of(packed)), *_turned(scales, offsets))
     if isinstance(weight, Fp8Weight):
         scales = weight.scales
         if weight.blocked:
             scales = block_scales(weight)
-        return Held(
+        return OnGrid(
             values(weight), *_turned(np.broadcast_to(scales, (len(weight.data), scales.shape[1])))
         )
     if weight.order is not None:
-        return Held(values(weight))
-    return Held(values(weight), *_turned(weight.scales, weight.offsets))
+        return OnGrid(values(weight))
+    return OnGrid(values(weight), *_turned(weight.scales, weight.offsets))
 
 
 def _turned(scales: Floats, offsets: Floats | None = None) -> tuple[Floats, Floats | None]:

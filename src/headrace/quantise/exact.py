@@ -20,7 +20,7 @@ STEPS = 16
 """Last code that the largest of numbers without scales is tried as."""
 
 
-class Held(NamedTuple):
+class OnGrid(NamedTuple):
     """Numbers of a matrix, and the grid that they lay on."""
 
     values: Floats
@@ -46,7 +46,7 @@ def regrouped(parts: Floats, count: int) -> Floats | None:
 
 
 def exact(
-    held: Held, count: int, given: Callable[[Floats, Floats | None], Fitted]
+    held: OnGrid, count: int, given: Callable[[Floats, Floats | None], Fitted]
 ) -> tuple[Floats, Fitted] | None:
     """Return codes [rows, in] of a format of `count` groups a row, and its grid; None if a number
     would change. `given`: the grid of wished scales and zero points."""

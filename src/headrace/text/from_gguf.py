@@ -53,36 +53,6 @@ def tokenizer_from_gguf(metadata: dict[str, Any], rows: int | None = None) -> To
     return Tokenizer(vocabulary, _sentencepiece(metadata, tokens, types, ids), served)
 
 
-def tokenizer_json(metadata: dict[str, Any], add_bos: bool) -> str:
-    """Return the `tokenizer.json` of a byte-level vocabulary. Raises `UnsupportedModel` for another
-    kind."""
-    from tokenizers import AddedToken, decoders, processors  # Local: only a conversion needs it.
-
-    read = tokenizer_from_gguf(metadata)
-    vocabulary = read.vocabulary
-    if vocabulary.kind != "byte_level":
-        raise UnsupportedModel(
-            "a SentencePiece vocabulary cannot move to a tokenizer.json; byte-level ones can",
-            param=_PREFIX + "model",
-        )
-    known = PRE_TOKENIZERS[metadata[_PREFIX + "pre"]]
-    tokens = _array(metadata, "tokens", str)
-    library = _library(_ids(tokens), _array(metadata, "merges", str), known)
-    library.decoder = decoders.ByteLevel()
-    for token, index in sorted(vocabulary.added.items(), key=lambda pair: pair[1]):
-        special = index in vocabulary.special_ids
-        library.add_tokens([AddedToken(token, special=special, normalized=False)])
-    library.post_processor = processors.ByteLevel(trim_offsets=False)
-    if add_bos and vocabulary.bos_id is not None:
-        bos = tokens[vocabulary.bos_id]
-        library.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1",
-            special_tokens=[(bos, vocabulary.bos_id)],
-        )  # fmt: skip
-    found: str = library.to_str()
-    return found
-
-
 class ByteLevelEncoder:
     """The library's byte-level BPE over plain text."""
 
@@ -125,12 +95,13 @@ def _byte_level(
             why = f"it knows how {pre} cuts text into words"
             return own, own.find, Decision("tokenizer", "own byte-level BPE", why)
         why = absence() or "our own library does not take this vocabulary"
-    library = _library(_ids(tokens), merges, known)
+    library = library_of(_ids(tokens), merges, known)
     served = Decision("tokenizer", "tokenizers library", f"{why} (same ids, a slower start)")
     return ByteLevelEncoder(library), library.token_to_id, served
 
 
-def _library(ids: dict[str, int], merges: Sequence[str], known: PreTokenizer) -> LibraryTokenizer:
+def library_of(ids: dict[str, int], merges: Sequence[str], known: PreTokenizer) -> LibraryTokenizer:
+    """Make the library's byte-level BPE. Raises `ModelFileError` for merges that do not fit."""
     # Local: 20 ms of a start that does without.
     from tokenizers import Tokenizer as LibraryTokenizer
     from tokenizers import models
