@@ -5,7 +5,9 @@ Run: `python benchmarks/quantise.py DENSE.gguf --to q4_k [--tokens 32768] [--pee
 built-in text, or to each budget; then results and each PEER are compared with it on the gate's
 windows, through the kernels that serve them. For a peer with our importance matrix: `--imatrix
 FILE` keeps it, `llama-quantize --imatrix FILE` takes it in a second run with the same `--made
-FOLDER`. `benchmarks/rotated_twin.py` makes a DENSE whose weights lie on no grid.
+FOLDER`. A DENSE folder (`headrace convert` makes one of a GGUF) is compared with the folders of
+`peers/quantise_peer.py`, which reads `windows.json` of `--made`. `benchmarks/rotated_twin.py` makes
+a DENSE whose weights lie on no grid.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ import numpy as np
 from headrace.base.config import EngineOptions
 from headrace.bench.accuracy import stdlib_corpus, windows
 from headrace.factory.compare import compare
-from headrace.factory.quantise import BUILT_IN, HELD_OUT, NO_TEXT, TARGETS
+from headrace.factory.quantise import BUILT_IN, HELD_OUT, NO_TEXT, TARGETS, text_of
 from headrace.factory.shrink import QuantiseWish, Shrinking
 from headrace.factory.to_gguf import MIX
 from headrace.loader.open import open_model
-from headrace.quantise.text import TOKENS
+from headrace.quantise.text import TOKENS, sample
 from headrace.text.load import load_tokenizer
 
 
@@ -66,9 +68,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = asked.made or Path(name)
         folder.mkdir(exist_ok=True)
+        whole = text_of(BUILT_IN, asked.windows)
+        assert whole is not None
+        same = [one.tolist() for one in sample(whole, original, asked.tokens).windows]
+        (folder / "windows.json").write_text(json.dumps(same))
         recipes = [(BUILT_IN, budget) for budget in asked.budget]
-        for kind, budget in recipes or [(NO_TEXT, None), (BUILT_IN, None)]:
-            out = folder / f"{budget or asked.to}-{kind}.gguf"
+        ending = ".gguf" if asked.dense.is_file() else ""
+        for kind, budget in recipes or [*[(NO_TEXT, None)] * bool(ending), (BUILT_IN, None)]:
+            out = folder / f"{budget or asked.to}-{kind}{ending}"
             took = {} if out.exists() else make(out, asked, kind, budget)
             said = {"file": out.name, **took, **figures(original, out, text)}
             print(json.dumps(said), flush=True)
@@ -79,7 +86,8 @@ def main() -> None:
 def figures(original: Any, path: Path, text: list[Any]) -> dict[str, Any]:
     """Return bytes and losses of a file."""
     found = compare(original, open_model(str(path)), text).said()
-    return {"bytes": path.stat().st_size, **found}
+    files = [path] if path.is_file() else path.glob("*.safetensors")
+    return {"bytes": sum(one.stat().st_size for one in files), **found}
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ KNOWN = "llama-3.1-8b"
 PARSED = {
     "bench": "needs a server; run against the mock by tests/bench",
     "quantise": "makes a model; tests/quantise on tiny ones",
+    "convert": "makes a model; tests/quantise on tiny ones",
     "cache": "of what is on the disk; tests/cli",
     "chat": "needs a terminal; tests/cli",
     "clients": "needs a server; tests/cli",

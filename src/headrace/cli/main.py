@@ -68,6 +68,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "A model in fewer bits, calibrated on a text, with its loss measured.",
     ),
     "quantize": ("headrace.cli.quantise:command", "The same as quantise."),
+    "convert": (
+        "headrace.cli.convert:command",
+        "A model's numbers in another format, if that loses nothing.",
+    ),
     "factory": (
         "headrace.cli.factory:command",
         "From a model to a signed profile of what was tested, and back to its evidence.",

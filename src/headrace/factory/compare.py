@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ..base.errors import InvalidRequest
 from ..base.modelfiles import ModelFiles
 from ..bench.statistics import t_95
+from ..engine.preload import give_back
 from ..kernels.arrays import floats
 from ..quantise.batches import batch_of, pool_of
 from ..worker.kv_tensors import allocate_kv, leave_biases_out
@@ -109,6 +110,16 @@ class Scorer:
             batch = batch_of([window], pool, host=operators.host)
             return model.forward(operators, batch, cache, every=True)[0]
 
+    def read(self, windows: Sequence[npt.NDArray[np.int64]]) -> list[Any]:
+        """Return the hidden states of each window, and keep only the head from then on."""
+        found = [self.hidden(window) for window in windows]
+        weights = self._part.model.weights
+        weights.by_key = {
+            key: one for key, one in weights.by_key.items() if key[1] in ("logits", "vector")
+        }
+        give_back()
+        return found
+
     def log_probabilities(self, hidden: Any) -> Floats:
         """Return log-probabilities [R, V] of some hidden states."""
         with self._part.inference():
@@ -127,10 +138,15 @@ def compare(
 ) -> Comparison:
     """Compare the models on windows of at least two tokens."""
     longest = max(map(len, windows))
-    scorers = [Scorer(files, longest, threads) for files in (original, quantised)]
-    each = [_window(scorers, window) for window in windows if len(window) > 1]
-    if not each:
+    some = [window for window in windows if len(window) > 1]
+    if not some:
         raise InvalidRequest("the text has no window of two tokens", param="text")
+    give_back()
+    scorers, states = [], []
+    for files in (original, quantised):  # One after the other: both would need twice the memory.
+        scorers.append(Scorer(files, longest, threads))
+        states.append(scorers[-1].read(some))
+    each = [_window(scorers, *of) for of in zip(some, *states, strict=True)]
     counts = np.array([len(one["kl"]) for one in each], np.float64)
     means = {name: np.array([one[name].mean() for one in each]) for name in each[0]}
     ratio = _interval(means["before"] - means["after"], counts)
@@ -149,9 +165,10 @@ def compare(
     )
 
 
-def _window(scorers: Sequence[Scorer], window: npt.NDArray[np.int64]) -> dict[str, Floats]:
-    """Return the figures of each predicted token of a window."""
-    hidden = [scorer.hidden(window) for scorer in scorers]
+def _window(
+    scorers: Sequence[Scorer], window: npt.NDArray[np.int64], *hidden: Any
+) -> dict[str, Floats]:
+    """Return the figures of each predicted token of a window with these hidden states."""
     found: dict[str, list[Floats]] = {}
     for first in range(0, len(window) - 1, ROWS):
         rows = slice(first, min(first + ROWS, len(window) - 1))

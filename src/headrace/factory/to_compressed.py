@@ -10,7 +10,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -144,13 +144,23 @@ class CompressedTensor:
             arrays = {suffixes[0]: self.coding.packed(codes), **fitted.stored(grid)}
             for name, array in arrays.items():
                 found.setdefault(name, []).append(array)
-        for name in ("weight_scale",) * (self.coding.strategy == "tensor") + (GLOBAL,):
-            if name in found:
-                found[name] = found[name][:1]  # One for the whole tensor.
-        found["weight_shape"] = [np.array(w.shape, "<i8")]
-        arrays_ = [array for suffix in suffixes for array in found[suffix]]
+        arrays_ = in_order(self.coding, found, suffixes, w.shape)
         said = {"kind": self.coding.format, "weights": w.size, **rounding.errors.said()}
         return arrays_, said
+
+
+def in_order(
+    coding: Coding,
+    found: dict[str, list[npt.NDArray[Any]]],
+    suffixes: Iterable[str],
+    shape: tuple[int, ...],
+) -> list[npt.NDArray[Any]]:
+    """Return a matrix's arrays of all slices, by their suffixes, as the file has them."""
+    for name in ("weight_scale",) * (coding.strategy == "tensor") + (GLOBAL,):
+        if name in found:
+            found[name] = found[name][:1]  # One for the whole tensor.
+    found["weight_shape"] = [np.array(shape, "<i8")]
+    return [array for suffix in suffixes for array in found[suffix]]
 
 
 class Folder:
@@ -168,10 +178,12 @@ class Folder:
             name: one
             for stored in self._shards.values()
             for name, one in stored.items()
-            if _linear(name, one)
+            if _dense(one) and is_linear(name)
         }
         if self.coding.strategy == "group":
-            group = _common(linear.values(), self.coding.group or GROUPS[0])
+            group = common_group(
+                {one.shape[1] for one in linear.values()}, self.coding.group or GROUPS[0]
+            )
             self.coding = replace(self.coding, group=group)
         self.tensors = [
             CompressedTensor(name, one, self.coding, _canonical(name, one, arch))
@@ -195,45 +207,26 @@ class Folder:
         data_of: Callable[[CompressedTensor], Iterable[npt.NDArray[Any]]],
     ) -> None:
         """Write one file in its quantised form; `data_of` has the bytes of its new tensors."""
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        at = 0
-        for name, one in self._shards[shard].items():
-            for new, dtype, shape in self._parts(name, one):
-                size = math.prod(shape) * SIZES[dtype]
-                header[new] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
-                at += size
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        out.write(struct.pack("<Q", len(text)) + text)
-        for name, one in self._shards[shard].items():
-            new_ = self._by_name.get(name)
-            for part in [self._vector(name, one)] if new_ is None else data_of(new_):
+        stored = self._shards[shard]
+        write_header(out, (part for name, one in stored.items() for part in self._parts(name, one)))
+        for name, one in stored.items():
+            new = self._by_name.get(name)
+            for part in [self._vector(name, one)] if new is None else data_of(new):
                 out.write(np.ascontiguousarray(part).data)
 
     def index(self) -> bytes:
         """Write the document that maps tensors to files."""
-        found = [
-            (new, shard, math.prod(shape) * SIZES[dtype])
-            for shard, stored in self._shards.items()
-            for name, one in stored.items()
-            for new, dtype, shape in self._parts(name, one)
-        ]
-        total = sum(size for *_, size in found)
-        names = {name: shard for name, shard, _ in found}
-        return _json({"metadata": {"total_size": total}, "weight_map": names})
+        return index_of(
+            {
+                shard: [part for name, one in stored.items() for part in self._parts(name, one)]
+                for shard, stored in self._shards.items()
+            }
+        )
 
     def config(self, path: Path, digests: Mapping[str, str]) -> bytes:
         """Write `config.json` with the format of the weights and the digests of the shards. Raises
         `ModelFileError`."""
-        told = {
-            "quant_method": "compressed-tensors",
-            "format": self.coding.format,
-            "quantization_status": "compressed",
-            "ignore": IGNORED,
-            "config_groups": {"group_0": self.coding.config()},
-        }
-        seal = {CONFIG_KEY: dict(digests)}
-        return _json({**read_json(path), "quantization_config": told, **seal})
+        return config_of(read_json(path), self.coding, digests)
 
     def _vector(self, name: str, one: StoredTensor) -> npt.NDArray[Any]:
         """Return a tensor that stays, divided by its factors if it has some."""
@@ -251,9 +244,51 @@ class Folder:
             yield from new.parts
 
 
-def _common(linear: Iterable[StoredTensor], wished: int) -> int:
+Part = tuple[str, str, list[int]]
+"""Name, type and shape of an array of a shard."""
+
+
+def write_header(out: BinaryIO, parts: Iterable[Part]) -> None:
+    """Write the header of a shard, whose arrays follow in this order."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, dtype, shape in parts:
+        size = math.prod(shape) * SIZES[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    out.write(struct.pack("<Q", len(text)) + text)
+
+
+def index_of(shards: Mapping[str, Sequence[Part]]) -> bytes:
+    """Return the document that maps tensors to files."""
+    total = sum(
+        math.prod(shape) * SIZES[dtype] for parts in shards.values() for _, dtype, shape in parts
+    )
+    names = {name: shard for shard, parts in shards.items() for name, *_ in parts}
+    return as_json({"metadata": {"total_size": total}, "weight_map": names})
+
+
+def config_of(
+    config: Mapping[str, Any], coding: Coding | None, digests: Mapping[str, str]
+) -> bytes:
+    """Return a `config.json` with the digests of the shards and the format of the linear layers;
+    None: dense."""
+    kept = {key: value for key, value in config.items() if key != "quantization_config"}
+    if coding is not None:
+        kept["quantization_config"] = {
+            "quant_method": "compressed-tensors",
+            "format": coding.format,
+            "quantization_status": "compressed",
+            "ignore": IGNORED,
+            "config_groups": {"group_0": coding.config()},
+        }
+    return as_json({**kept, CONFIG_KEY: dict(digests)})
+
+
+def common_group(widths: set[int], wished: int) -> int:
     """Return the largest group, up to the wished one, that divides every row."""
-    widths = {one.shape[1] for one in linear}
     for size in GROUPS:
         if size <= wished and not any(width % size for width in widths):
             return size
@@ -273,13 +308,14 @@ def _canonical(name: str, one: StoredTensor, arch: ModelArch | None) -> tuple[st
     return tuple(parts) or (canonical,)
 
 
-def _linear(name: str, one: StoredTensor) -> bool:
-    """Return whether it is a dense linear layer of the stack."""
-    dense = len(one.shape) == 2 and one.dtype in ("F32", "F16", "BF16")
-    return (
-        dense and bool(LAYER.search(name)) and not (ELSEWHERE.search(name) or ROUTER.search(name))
-    )
+def is_linear(name: str) -> bool:
+    """Return whether a matrix of this name is a linear layer of the stack."""
+    return bool(LAYER.search(name)) and not (ELSEWHERE.search(name) or ROUTER.search(name))
 
 
-def _json(document: Any) -> bytes:
+def _dense(one: StoredTensor) -> bool:
+    return len(one.shape) == 2 and one.dtype in ("F32", "F16", "BF16")
+
+
+def as_json(document: Any) -> bytes:
     return json.dumps(document, indent=2).encode() + b"\n"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -147,7 +147,7 @@ def tensors(
     layers = 1 + max((int(one[1]) for one in map(DOWN.match, file.tensors) if one), default=0)
     for info in file.tensors.values():
         wide = info.name in ENDS or (target.mixed and _costly(info, layers))
-        kind = _kind(info.name, info.shape, info.type, target.ends if wide else target.inner)
+        kind = kind_of(info.name, info.shape, info.type, target.ends if wide else target.inner)
         if mix and kind != info.type:
             kind = BY_NAME[mix.get(info.name, kind.name)]
         if kind == info.type:
@@ -170,25 +170,55 @@ def write_gguf(
 ) -> None:
     """Write the file with the tensors of `made` in their new types, and its digest; `out` can be
     read, `data_of` has the tensors' bytes."""
+    new = {one.info.name: one for one in made}
+    entries, count = entries_of(file, TARGETS[to].number)
+    tensors = []
+    for one in file.tensors.values():
+        ours = new.get(one.name)
+        kind = one.type if ours is None else ours.ggml
+        tensors.append(FileTensor(one.name, one.shape, kind, _reader(file, one, ours, data_of)))
     align = file.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    tensors, new = list(file.tensors.values()), {one.info.name: one for one in made}
-    sizes = {one.name: (one.type, one.nbytes) for one in tensors}
-    sizes |= {name: (one.ggml, one.nbytes) for name, one in new.items()}
-    entries, count = _entries(file, TARGETS[to].number)
+    write_tensors(out, entries, count, align, tensors)
+
+
+def _reader(
+    file: GgufFile,
+    info: TensorInfo,
+    made: GgufTensor | None,
+    data_of: Callable[[GgufTensor], Iterable[npt.NDArray[Any]]],
+) -> Callable[[], Iterable[npt.NDArray[Any]]]:
+    return lambda: [file.view(info.name)] if made is None else data_of(made)
+
+
+class FileTensor(NamedTuple):
+    """One tensor of a file that is written."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: GgmlType
+    data: Callable[[], Iterable[npt.NDArray[Any]]]
+    """Function that returns its bytes, in order."""
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) // self.kind.block * self.kind.nbytes
+
+
+def write_tensors(
+    out: BinaryIO, entries: bytes, count: int, align: int, tensors: Sequence[FileTensor]
+) -> None:
+    """Write a file of `count` metadata entries, of which one is the digest's, and tensors."""
     head, at = bytearray(MAGIC + struct.pack("<IQQ", 3, len(tensors), count) + entries), 0
     for one in tensors:
-        name, (kind, nbytes) = one.name.encode(), sizes[one.name]
+        name = one.name.encode()
         head += struct.pack("<Q", len(name)) + name
         head += struct.pack(f"<I{len(one.shape)}Q", len(one.shape), *one.shape[::-1])
-        head += struct.pack("<IQ", kind.number, at)
-        at += _up(nbytes, align)
+        head += struct.pack("<IQ", one.kind.number, at)
+        at += _up(one.nbytes, align)
     out.write(head.ljust(_up(len(head), align), b"\0"))
     for one in tensors:
-        parts: Iterable[npt.NDArray[Any]] = (
-            data_of(new[one.name]) if one.name in new else [file.view(one.name)]
-        )
-        wrote = sum(out.write(np.ascontiguousarray(part).data) for part in parts)
-        assert wrote == sizes[one.name][1], one.name
+        wrote = sum(out.write(np.ascontiguousarray(part).data) for part in one.data())
+        assert wrote == one.nbytes, one.name
         out.write(bytes(_up(wrote, align) - wrote))
     sealed.seal(out, HEAD + entries.find(sealed.ENTRY) + len(sealed.ENTRY))
 
@@ -205,16 +235,21 @@ def _costly(info: TensorInfo, layers: int) -> bool:
     )
 
 
-def _kind(name: str, shape: tuple[int, ...], was: GgmlType, wished: tuple[str, str]) -> GgmlType:
-    """Return a tensor's new type; the old one if it stays."""
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor is a matrix that a file may have in fewer bits."""
     matrix = len(shape) >= 2 and name.endswith(".weight") and "norm" not in name
-    if not matrix or ROUTER.search(name) or was.name not in DENSE:
+    return matrix and not ROUTER.search(name)
+
+
+def kind_of(name: str, shape: tuple[int, ...], was: GgmlType, wished: tuple[str, str]) -> GgmlType:
+    """Return a tensor's new type; the old one if it stays."""
+    if not is_matrix(name, shape) or was.name not in DENSE:
         return was
     fitting = (BY_NAME[one] for one in wished if shape[-1] % BY_NAME[one].block == 0)
     return next(fitting, was)
 
 
-def _entries(file: GgufFile, number: int) -> tuple[bytes, int]:
+def entries_of(file: GgufFile, number: int) -> tuple[bytes, int]:
     """Return (the metadata with its new type, ggml's version of the blocks and room for a digest,
     number of entries)."""
     entries, count = bytearray(file.entries()), len(file.metadata)

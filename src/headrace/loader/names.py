@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..base.arch import ModelArch
@@ -103,6 +104,20 @@ def from_gguf_name(name: str, arch: ModelArch) -> str | None:
         if canonical is not None and suffix in ("weight", "bias"):
             return f"model.layers.{layer}.{canonical}.{suffix}"
     raise ModelFileError(f"tensor {name!r:.100} is not part of a {arch.family} model")
+
+
+def gguf_names(arch: ModelArch) -> dict[str, str]:
+    """Return canonical name → name in a GGUF of all tensors that such a model may have; of two
+    names the family's own."""
+    names = FAMILIES[arch.family].names.gguf
+    stems = [*_GGUF_TOP]
+    for layer in range(arch.layers):
+        stems += [f"blk.{layer}.{part}" for part in (*names, *_GGUF_LAYER)]
+    found: dict[str, str] = {}
+    for name in [f"{stem}{suffix}" for stem in stems for suffix in ("", ".weight", ".bias")]:
+        with suppress(ModelFileError):
+            found.setdefault(from_gguf_name(name, arch) or "", name)
+    return found
 
 
 def from_hf_name(name: str, arch: ModelArch) -> str | None:

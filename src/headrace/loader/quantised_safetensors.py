@@ -50,7 +50,7 @@ class QuantisedMatrix:
         """Read its codes and scales as host arrays; raises `ModelFileError`."""
         stored = {suffix: each.read() for suffix, each in self.parts.items()}
         found = load(self.scheme, stored, self.name)
-        return found if self.order is None else _picked(found, self.order, self.name)
+        return found if self.order is None else picked(found, self.order, self.name)
 
     def late(self, name: str) -> LateWeight:
         """Return a late weight under the model's `name`; only the order of its inputs is read now.
@@ -68,9 +68,10 @@ class QuantisedMatrix:
         return values(self.read())
 
 
-def _picked(
+def picked(
     weight: PackedWeight | Fp8Weight, order: npt.NDArray[np.intp], name: str
 ) -> PackedWeight | Fp8Weight:
+    """Return some rows of a weight. Raises `UnsupportedModel` if they share scales with others."""
     if isinstance(weight, PackedWeight):
         assert weight.offsets is not None
         return replace(

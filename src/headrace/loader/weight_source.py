@@ -62,7 +62,7 @@ class WeightSource:
     def take_vector(self, name: str, *shape: int) -> Array:
         """Take the vector `name` [size], or the kernels [channels, kernel size]; raises
         `ModelFileError`."""
-        weight = _read(self._take(name, shape))
+        weight = read_weight(self._take(name, shape))
         if isinstance(weight, _QUANTISED):
             raise ModelFileError(f"{name} is a vector, but it is stored as {_kind(weight)}")
         return weight
@@ -80,7 +80,7 @@ class WeightSource:
             return taken.late(name)
         if mapped and isinstance(taken, StoredTensor):
             return DenseWeight(taken.mapped(), name)
-        weight = _read(taken)
+        weight = read_weight(taken)
         if isinstance(weight, _QUANTISED):
             weight.name = name
         return weight if isinstance(weight, _QUANTISED) else DenseWeight(weight, name)
@@ -104,7 +104,8 @@ class WeightSource:
         return weight
 
 
-def _read(weight: Named) -> Array | BlockWeight | PackedWeight | Fp8Weight:
+def read_weight(weight: Named) -> Array | BlockWeight | PackedWeight | Fp8Weight:
+    """Return a weight with its numbers or codes; raises `ModelFileError`."""
     return weight.read() if isinstance(weight, _STORED) else weight
 
 

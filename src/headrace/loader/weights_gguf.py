@@ -128,3 +128,8 @@ def original_rows(heads: int, head_dim: int) -> npt.NDArray[np.int64]:
     """
     rows = np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2)
     return rows.transpose(0, 2, 1).reshape(-1)
+
+
+def permuted_rows(heads: int, head_dim: int) -> npt.NDArray[np.int64]:
+    """Return the inverse of `original_rows`."""
+    return np.argsort(original_rows(heads, head_dim))

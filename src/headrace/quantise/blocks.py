@@ -64,6 +64,15 @@ class BlockFormat:
     nearest: Nearest
     pack: Callable[[Floats, Stored], Bytes]
     """Function of codes' values [rows, in] → bytes [rows, bytes]."""
+    given: Callable[[Floats], Scales] | None = None
+    """Function of scales [groups, rows] → the nearest that the file stores; None: it has two
+    levels."""
+
+    def of_scales(self, scale: Floats, zeros: Floats | None = None) -> Fitted:
+        """Return the grid of the scales that the file stores next to these [groups, rows]."""
+        assert self.given is not None
+        found = self.given(scale)
+        return Fitted(Grid(self.size, found.scale, None, self.nearest), found.stored)
 
     def fitted(self, w: Floats, gram: Floats | None) -> Fitted:
         """Fit scales to weights [rows, in] and G [in, in]; without G every input counts alike.
@@ -127,6 +136,19 @@ def _stored_halves(grid: Grid) -> Stored:
     return {"d": grid.scale.astype(np.float16)}
 
 
+def _as_powers(scale: Floats) -> Scales:
+    """Store the nearest powers of two."""
+    exponent = np.rint(np.log2(np.maximum(np.abs(scale), np.float32(2.0**-127))))
+    nearest = np.ldexp(np.float32(1), np.clip(exponent, -127, 127).astype(np.int32))
+    return _in_powers(nearest.astype(np.float32))
+
+
+def _in_powers(scale: Floats) -> Scales:
+    return Scales(
+        scale, None, lambda grid: {"e": (np.frexp(grid.scale)[1] + np.int32(126)).astype(np.uint8)}
+    )
+
+
 def _scaled(last: int) -> Callable[[Floats, Floats], Scales]:
     nearest = integers(-last, last - 1)
     return lambda w, blocks: _in_halves(search.symmetric(w, blocks, last, nearest))
@@ -147,10 +169,7 @@ def _powers(w: Floats, blocks: Floats) -> Scales:
     exponent = np.where(top > 0, np.frexp(np.maximum(top, 1e-38))[1] - 3, -127).astype(np.int32)
     candidates = np.stack([np.clip(exponent + step, -127, 127) for step in (0, 1, -1)])
     scales = np.ldexp(np.float32(1), candidates).astype(np.float32)
-    scale = search.among(w, blocks, scales, fp4)
-    return Scales(
-        scale, None, lambda grid: {"e": (np.frexp(grid.scale)[1] + np.int32(126)).astype(np.uint8)}
-    )
+    return _in_powers(search.among(w, blocks, scales, fp4))
 
 
 class _Multiples:
@@ -327,14 +346,14 @@ def _pack_q6_k(codes: Floats, stored: Stored) -> Bytes:
 FORMATS = {
     one.name: one
     for one in (
-        BlockFormat("Q8_0", 32, _largest, integers(-127, 127), _pack_q8_0),
+        BlockFormat("Q8_0", 32, _largest, integers(-127, 127), _pack_q8_0, _in_halves),
         BlockFormat("Q6_K", 16, _sixteenths, integers(-32, 31), _pack_q6_k),
         BlockFormat("Q5_K", 32, _lines(31), integers(0, 31), _pack_q5_k),
         BlockFormat("Q4_K", 32, _lines(15), integers(0, 15), _pack_q4_k),
-        BlockFormat("Q5_0", 32, _scaled(16), integers(-16, 15), _pack_q5_0),
-        BlockFormat("Q4_0", 32, _scaled(8), integers(-8, 7), _pack_q4_0),
-        BlockFormat("IQ4_NL", 32, _non_linear, levels(NON_LINEAR), _pack_iq4_nl),
-        BlockFormat("MXFP4", 32, _powers, fp4, _pack_mxfp4),
+        BlockFormat("Q5_0", 32, _scaled(16), integers(-16, 15), _pack_q5_0, _in_halves),
+        BlockFormat("Q4_0", 32, _scaled(8), integers(-8, 7), _pack_q4_0, _in_halves),
+        BlockFormat("IQ4_NL", 32, _non_linear, levels(NON_LINEAR), _pack_iq4_nl, _in_halves),
+        BlockFormat("MXFP4", 32, _powers, fp4, _pack_mxfp4, _as_powers),
     )
 }
 assert all(BY_NAME[name].block % one.size == 0 for name, one in FORMATS.items())

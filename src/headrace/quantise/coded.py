@@ -145,6 +145,41 @@ class Coding:
         grid = Grid(size, stored_as(found, dtype)[1], None, nearest, allowed)
         return Fitted(grid, arrays_of)
 
+    def groups(self, width: int) -> int:
+        """Return the number of scales of a row."""
+        size = FP8_BLOCK if self.strategy == "block" else self.group or width
+        return -(-width // size)
+
+    def given(
+        self, scale: Floats, zeros: Floats | None, dtype: str, top: float, width: int
+    ) -> Fitted:
+        """Return a grid of rows of `width` with the storable numbers next to scales and zero points
+        [groups, rows]; `top`: the tensor's largest scale."""
+        if self.strategy == "tensor_group":
+            return _of_sixteen(
+                np.abs(scale), np.float32(2.0 ** np.floor(np.log2(FP8_MOST / (2 * top))))
+            )
+        if self.strategy == "tensor":
+            scale = np.full_like(scale, top)
+        stored, scale = stored_as(scale, dtype)
+        size = width // len(scale)
+        nearest = fp8 if self.kind == "float" else integers(-128, 127)
+        zero: Floats | None = None
+        found = {"weight_scale": np.ascontiguousarray(stored.T)}
+        if self.strategy == "tensor":
+            found = {"weight_scale": stored[0, :1]}
+        elif self.strategy == "block":
+            found = {"weight_scale": np.ascontiguousarray(stored[:, ::FP8_BLOCK].T)}
+        elif self.strategy == "group":
+            nearest = integers(-8, 7)
+        if not self.symmetric:
+            zero = np.full_like(scale, 8) if zeros is None else np.clip(np.rint(zeros), 0, 15)
+            found["weight_zero_point"] = pack_nibbles(zero.astype(np.uint8)).T
+            nearest = integers(0, 15)
+        return Fitted(
+            Grid(size, scale, None if zero is None else -zero * scale, nearest), lambda grid: found
+        )
+
     def packed(self, codes: Floats) -> Host:
         """Return the array of codes [rows, in] as it is stored."""
         if self.strategy == "tensor_group":
@@ -207,6 +242,12 @@ def _nvfp4(w: Floats, gram: Floats | None, top: float) -> Fitted:
     base: Floats = np.abs(grouped).max(-1) * divisor
     candidates = np.stack([fp8(base / np.float32(last)) for last in (6, 5.5, 6.5, 7, 5, 4, 8)])
 
+    return _of_sixteen(search.among(grouped, blocks, candidates / divisor, fp4), divisor)
+
+
+def _of_sixteen(scale: Floats, divisor: np.float32) -> Fitted:
+    """Return NVFP4's grid with the scales [groups, rows] next to these that e4m3 has."""
+
     def allowed(group: int, wished: Floats, offset: bool) -> Floats:
         found: Floats = np.maximum(fp8(wished * divisor), 0)
         return found / divisor
@@ -218,8 +259,7 @@ def _nvfp4(w: Floats, gram: Floats | None, top: float) -> Fitted:
             "weight_global_scale": np.array([divisor], np.float32),
         }
 
-    scale = search.among(grouped, blocks, candidates / divisor, fp4)
-    return Fitted(Grid(NVFP4_GROUP, scale, None, fp4, allowed), stored)
+    return Fitted(Grid(NVFP4_GROUP, allowed(0, scale, False), None, fp4, allowed), stored)
 
 
 def _block_tops(w: Floats) -> Floats:

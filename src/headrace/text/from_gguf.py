@@ -95,12 +95,13 @@ def _byte_level(
             why = f"it knows how {pre} cuts text into words"
             return own, own.find, Decision("tokenizer", "own byte-level BPE", why)
         why = absence() or "our own library does not take this vocabulary"
-    library = _library(_ids(tokens), merges, known)
+    library = library_of(_ids(tokens), merges, known)
     served = Decision("tokenizer", "tokenizers library", f"{why} (same ids, a slower start)")
     return ByteLevelEncoder(library), library.token_to_id, served
 
 
-def _library(ids: dict[str, int], merges: Sequence[str], known: PreTokenizer) -> LibraryTokenizer:
+def library_of(ids: dict[str, int], merges: Sequence[str], known: PreTokenizer) -> LibraryTokenizer:
+    """Make the library's byte-level BPE. Raises `ModelFileError` for merges that do not fit."""
     # Local: 20 ms of a start that does without.
     from tokenizers import Tokenizer as LibraryTokenizer
     from tokenizers import models

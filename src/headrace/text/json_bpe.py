@@ -15,13 +15,14 @@ from typing import Any
 import msgspec
 
 from headrace.base.config import Decision
-from headrace.base.errors import ModelFileError
+from headrace.base.errors import ModelFileError, UnsupportedModel
 from headrace.base.strings import StringArray
 
 from ..base.foreign import Undecodable, json_reader
+from .from_gguf import CONTROL, NORMAL, UNUSED, USER_DEFINED
 from .native import native_bpe
 from .pieces import PieceKind
-from .pretokenize import GPT2, PreTokenizer
+from .pretokenize import GPT2, PRE_TOKENIZERS, PreTokenizer
 from .tokenizer import Tokenizer, Vocabulary
 
 MAX_FILE = 256 * 2**20
@@ -159,6 +160,43 @@ def own_tokenizer(
     )
     why = "a tokenizer.json of which it knows all parts"
     return Tokenizer(vocabulary, own, Decision("tokenizer", "own byte-level BPE", why))
+
+
+def gguf_vocabulary(path: Path, rows: int) -> dict[str, Any]:
+    """Return the `tokenizer.ggml.*` metadata of a `tokenizer.json` with `rows` ids. Raises
+    `UnsupportedModel` if GGUF has no name for its kind."""
+    state, config = read(path)
+    known = next((name for name, one in PRE_TOKENIZERS.items() if _is(one, state)), None)
+    own = None if known is None else own_tokenizer(state, config)
+    merges = state.model.merges
+    if own is None or known is None:
+        raise UnsupportedModel(
+            f"{path.name} cannot move to a GGUF: it must be a byte-level BPE that cuts words as "
+            f"one of {', '.join(PRE_TOKENIZERS)}",
+            param="tokenizer",
+        )
+    vocabulary = own.vocabulary
+    tokens = [*vocabulary.tokens]
+    types = [NORMAL] * len(tokens)
+    for index in vocabulary.added.values():
+        types[index] = CONTROL if index in vocabulary.special_ids else USER_DEFINED
+    padding = range(len(tokens), rows)
+    pairs = [one if isinstance(one, str) else " ".join(one) for one in _merges(merges)]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": known,
+        "tokenizer.ggml.tokens": [*tokens, *(f"[PAD{index}]" for index in padding)],
+        "tokenizer.ggml.token_type": [*types, *[UNUSED] * len(padding)],
+        "tokenizer.ggml.merges": pairs,
+    }
+
+
+def _is(known: PreTokenizer, state: TokenizerFile) -> bool:
+    """Return whether a GGUF's pre-tokenizer does what a file says."""
+    rules, composed = _cut(state.pre_tokenizer), state.normalizer is not None
+    if rules is None or known.native != rules:
+        return False
+    return known.ignore_merges == bool(state.model.ignore_merges) and known.nfc == composed
 
 
 def named_ends(

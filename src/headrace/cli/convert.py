@@ -1,0 +1,87 @@
+"""`headrace convert`: a model's numbers in another format, if that loses nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..base.config import DEFAULT_MODEL, EngineOptions
+from ..base.errors import OptionError
+from ..factory.convert import TARGETS, Converting, ConvertWish
+from .progress import DownloadBars
+
+FAILED = 1
+"""Exit status if something would be lost."""
+SHOWN = 5
+"""Tensors that lose something and are named, at most; all are in the report."""
+
+
+def convert(
+    model: Annotated[str, typer.Argument(help="A model: as of `headrace serve`.")] = DEFAULT_MODEL,
+    to: Annotated[
+        str,
+        typer.Option("--to", help=f"The other kind of file, or a format: {', '.join(TARGETS)}."),
+    ] = "safetensors",
+    out: Annotated[Path | None, typer.Option(help="The result; none: named after both.")] = None,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Also if numbers change: to the nearest.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be lost; make nothing.")
+    ] = False,
+    cache_dir: Annotated[str | None, typer.Option(help="Where models are kept.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Download nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Move a model to another format; publish it only if every number stays the same.
+
+    The result is opened again, and all its numbers are compared with the model's.
+    """
+    if to not in TARGETS:
+        raise OptionError(f"to must be one of {', '.join(TARGETS)}, not {to!r}", param="to")
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
+    engine = EngineOptions(model=model, cache_dir=cache_dir, offline=offline)
+    with DownloadBars(sys.stderr, enabled=not as_json) as bars:
+        planned = Converting(ConvertWish(engine, to, out, lossy), bars)
+        report = planned.run(dry=dry_run)
+    made = report["proof"] is not None
+    if made:
+        path = planned.out.with_name(f"{planned.out.name}.report.json")
+        path.write_text(json.dumps(report, indent=1) + "\n")
+    if as_json:
+        print(json.dumps(report))
+    _say(console, planned.out, report)
+    if not made and not report["lossless"]:
+        if not dry_run:
+            console.print("nothing was published; --lossy allows it", style="bold red")
+        raise typer.Exit(FAILED)
+
+
+def _say(console: Console, out: Path, report: dict[str, Any]) -> None:
+    lost = [one for one in report["tensors"] if not one["lossless"]]
+    moved, stay = report["moved"], report["stay"]
+    console.print(
+        f"{out}: {moved - len(lost)} of {moved} tensors move without loss, {stay} stay as they are"
+    )
+    for one in sorted(lost, key=lambda one: -one["error"])[:SHOWN]:
+        console.print(
+            f"{one['tensor']}: {one['was']} to {one['kind']} changes {one['changed']:,} of "
+            f"{one['numbers']:,} numbers; squared error {one['error']:.2g} of all",
+            style="yellow",
+        )
+    if len(lost) > SHOWN:
+        console.print(f"and {len(lost) - SHOWN} more", style="yellow")
+    if proof := report["proof"]:
+        same = proof["numbers"] - proof["changed"]
+        console.print(
+            f"proof: {same:,} of {proof['numbers']:,} numbers of {proof['tensors']} tensors are "
+            "the same when loaded"
+        )
+
+
+command = convert
