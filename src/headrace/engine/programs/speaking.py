@@ -190,6 +190,5 @@ def _sound(found: Mapping[str, Array], name: str) -> Floats:
     samples = np.ravel(next(iter(found.values())))
     if samples.dtype != np.float32 or not samples.size or not np.isfinite(samples).all():
         raise EngineFault(f"{name} has made no sound")
-    loudest = np.float32(max(1.0, float(np.abs(samples).max())))
-    quieter: Floats = samples / loudest
-    return quieter
+    loudest = max(1.0, float(np.abs(samples).max()))
+    return (samples / np.float32(loudest)).astype(np.float32, copy=False)
