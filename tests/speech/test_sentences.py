@@ -16,7 +16,10 @@ from headrace.speech.sentences import FIRST, MOST, clauses, cut, pieces, sentenc
         ("It costs 1,284.50 in all.", None),
         ("a.m. is early", None),
         ("first line\n\nsecond line", ["first line", "second line"]),
-        ("こんにちは。げんき ですか？「はい。」", ["こんにちは。", "げんき ですか？", "「はい。」"]),
+        (
+            "こんにちは。げんき ですか？「はい。」",
+            ["こんにちは。", "げんき ですか？", "「はい。」"],
+        ),
         (" \n ", []),
         ("...", ["..."]),
     ],

@@ -8,7 +8,6 @@ number of phonemes; those of Japanese voices come from kana.
 from __future__ import annotations
 
 import io
-import math
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -64,6 +63,9 @@ class ProgramVoice(Protocol):
         """Return the function that makes phonemes of text for a voice. Raises `InvalidRequest` if
         there is none for its language."""
 
+    def check(self, text: str) -> None:
+        """Raise `InvalidRequest` for a text that has no phonemes, if no other process tells."""
+
     def unknown(self, symbols: str) -> str:
         """Return the first symbol without an id, or ""."""
 
@@ -90,6 +92,9 @@ class PiperVoice:
 
     def spoken(self, voice: str) -> Spoken:
         return partial(phonemes, language=self.language)
+
+    def check(self, text: str) -> None:
+        """Do nothing: espeak-ng speaks what it does not know letter by letter."""
 
     def unknown(self, symbols: str) -> str:
         return next((one for one in symbols if one not in self.ids), "")
@@ -137,6 +142,9 @@ class KokoroVoice:
                 param="voice",
             )
         return _of_kana
+
+    def check(self, text: str) -> None:
+        kana_phonemes(text)
 
     def unknown(self, symbols: str) -> str:
         return next((one for one in symbols if one not in self.ids), "")
@@ -255,7 +263,8 @@ def _styles(path: Path, size: int) -> dict[str, Floats]:
             if len(members) > _MOST_VOICES or sum(m.file_size for m in members) > _MOST_STYLES:
                 raise ValueError
         for voice, value in np.load(io.BytesIO(data), allow_pickle=False).items():
-            if not _NAME.fullmatch(voice) or value.dtype != np.float32:
+            kind = value.dtype, value.shape[-1:]
+            if not _NAME.fullmatch(voice) or kind != (np.float32, (size,)):
                 raise ValueError
             rows = np.ascontiguousarray(value.reshape(-1, size))
             if not len(rows) or not np.isfinite(rows).all():
@@ -281,7 +290,7 @@ def _at(said: Mapping[str, Any], name: str, outer: str, inner: str) -> Any:
 def _number(value: object, what: str, least: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ModelFileError(f"{what} must be a number")
-    if not math.isfinite(value) or not least <= value <= 20:
+    if not least <= value <= 20:  # NaN is not.
         raise ModelFileError(f"{what} must be from {least:g} to 20, not {value!r:.40}")
     return float(value)
 

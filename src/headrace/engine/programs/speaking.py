@@ -83,6 +83,7 @@ class ProgramSpeaker:
             parts = cut(text.strip(), self.voice.most)
         else:
             self.voice.spoken(voice)
+            self.voice.check(text)
             parts = pieces(text)
         return ProgramSpeaking(self, parts, voice, fields, client)
 
