@@ -14,8 +14,10 @@ import typer
 
 from ..base.config import EngineOptions, ServerOptions
 from ..base.errors import InvalidRequest
+from ..engine.clients.codec_speaking import CodecSpeaker
 from ..engine.clients.speaking import Speaker, SpeechClient
 from ..engine.programs.files import is_program
+from ..engine.programs.speaking import ProgramSpeaker
 from ..media.writing import MEDIA_TYPES, SoundWriter, wav_head
 from ..speech.voices import FILE, check_voice, open_voices
 from .brief import BriefHelp
@@ -91,17 +93,12 @@ def speak(
 
 @asynccontextmanager
 async def _model(options: EngineOptions) -> AsyncIterator[Speaker]:
-    # Local, as the next: one kind of speaker does without the imports of the other.
-    from ..engine.clients.codec_speaking import CodecSpeaker
-
     async with engine_of(options) as engine:
         yield CodecSpeaker.of(engine)
 
 
 @asynccontextmanager
 async def _program(options: EngineOptions) -> AsyncIterator[Speaker]:
-    from ..engine.programs.speaking import ProgramSpeaker
-
     async def beside(work: Callable[..., str], *arguments: str) -> str:
         return await asyncio.to_thread(work, *arguments)
 

@@ -64,15 +64,9 @@ def _speak(service: Service, engine: ServingEngine | None) -> None:
     programs = None if service.programs is None else service.programs.engine
     if engine is None and not (programs and any(one.voice for one in programs.programs.values())):
         return
-    from .speaking import SpeakingRoutes, program_speakers
+    from .speaking import SpeakingRoutes
 
-    own = None
-    if engine is not None:
-        from ..engine.clients.codec_speaking import CodecSpeaker
-
-        own = CodecSpeaker.of(engine)
-    others = {} if programs is None else program_speakers(service, programs)
-    service.speak_with(SpeakingRoutes(service, own, others))
+    service.speak_with(SpeakingRoutes.of(service, engine, programs))
 
 
 def attach_text(service: Service, engine: ServingEngine, names: Sequence[str] = ()) -> None:

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..base.errors import HeadraceError, InvalidRequest, ModelNotFound
 from ..base.names import nearest
+from ..engine.clients.codec_speaking import CodecSpeaker
 from ..engine.clients.speaking import Speaker, Speaking, SpeechClient
 from ..engine.programs.speaking import ProgramSpeaker
 from ..media.writing import MEDIA_TYPES, SoundWriter
@@ -25,6 +26,7 @@ from .speech_fields import SpeechBody
 from .wire import frame
 
 if TYPE_CHECKING:
+    from ..engine.clients.face import ServingEngine
     from ..engine.programs.engine import ProgramEngine
     from .service import Service
 
@@ -37,6 +39,15 @@ class SpeakingRoutes:
     ) -> None:
         """`own`: the speaker of the service's model; `others`: those of programs, by name."""
         self._service, self._own, self._others = service, own, others
+
+    @classmethod
+    def of(
+        cls, service: Service, engine: ServingEngine | None, programs: ProgramEngine | None
+    ) -> SpeakingRoutes:
+        """Open the voices of a model that has some, and of programs. Raises as `CodecSpeaker.of`
+        does."""
+        own = None if engine is None else CodecSpeaker.of(engine)
+        return cls(service, own, {} if programs is None else program_speakers(service, programs))
 
     def find(self, name: str | None) -> tuple[str, Speaker]:
         """Return a speaker and its name; without a name the model's own, or else the only one.

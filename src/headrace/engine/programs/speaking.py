@@ -11,7 +11,6 @@ import asyncio
 import math
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -119,18 +118,20 @@ class ProgramSpeaking(Speaking):
     async def made(self) -> AsyncGenerator[Floats]:
         """Yield the sound of each sentence. Raises the errors of a job, those of phonemes, and
         `InvalidRequest` if the text has nothing that is spoken."""
-        self._work = asyncio.ensure_future(self._speak())
-        self._work.add_done_callback(lambda _: self._ready.put_nowait(None))
+        work = asyncio.ensure_future(self._speak())
+        work.add_done_callback(lambda _: self._ready.put_nowait(None))
+        self._work = work
         try:
             while (samples := await self._ready.get()) is not None:
                 self.tokens = math.ceil(TOKENS * (self.samples + len(samples)) / self._rate)
                 yield samples
                 self._room.release()
-            await self._work
+            await work
         finally:
-            self._work.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await self._work
+            work.cancel()
+            await asyncio.wait({work})
+            if not work.cancelled():
+                work.exception()  # It was raised, or its reader has left.
 
     async def _speak(self) -> None:
         """Make all of the sound, in a job."""
