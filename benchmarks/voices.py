@@ -31,7 +31,7 @@ import numpy.typing as npt
 from headrace.bench.word_errors import Errors, character_errors, word_errors
 from headrace.engine.clients.speaking import SpeechClient
 from headrace.engine.hearing.opening import open_transcriber
-from headrace.engine.programs.engine import ProgramEngine
+from headrace.engine.programs.engine import ProgramEngine, ProgramLimits
 from headrace.engine.programs.files import program_files
 from headrace.engine.programs.speaking import ProgramSpeaker
 from headrace.loader.open import fetched
@@ -59,6 +59,7 @@ TEN_SECONDS = (
     "noon, and the children on the bank wave to every one of them. In the evening it is quiet."
 )
 """A text of ten seconds."""
+NAMES = ("joe", "kokoro", "vad-silero")
 FRAMES = 2_000
 _READ = (
     "import sys, pyopenjtalk\nfor row in sys.stdin: print(pyopenjtalk.g2p(row.strip(), kana=True))"
@@ -176,7 +177,8 @@ async def main() -> None:
     given.add_argument("--only", choices=("english", "japanese", "first", "overhead"))
     given.add_argument("--json", type=Path, default=RESULTS)
     asked = given.parse_args()
-    engine = await ProgramEngine.start(program_files(["joe", "kokoro", "vad-silero"]), lanes=1)
+    limits = ProgramLimits(seconds=600.0, load_seconds=600.0)
+    engine = await ProgramEngine.start(program_files(NAMES), limits, lanes=1)
     found: dict[str, Any] = json.loads(asked.json.read_text()) if asked.json.is_file() else {}
     joe, kokoro = (ProgramSpeaker(engine, engine.find(one), beside) for one in ("joe", "kokoro"))
     try:

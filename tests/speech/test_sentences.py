@@ -42,7 +42,7 @@ def test_clauses_have_the_marks_behind_them() -> None:
 
 def test_nothing_is_lost_and_no_piece_is_long() -> None:
     text = "The water turns the wheel, and " * 60 + "x" * 1000 + " " + "水。" * 200
-    for most in (10, 77, MOST):
+    for most in (1, 2, 10, 77, MOST):
         found = cut(text, most)
         assert all(0 < len(piece) <= most for piece in found)
         assert "".join(found).replace(" ", "") == text.replace(" ", "")

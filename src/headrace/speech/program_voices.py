@@ -31,8 +31,9 @@ Spoken = Callable[..., str]
 """Makes the phonemes of a piece of text. It may start a process, which its `on_child` gets."""
 PIPER_INPUTS = ("input", "input_lengths", "scales")
 KOKORO_INPUTS = ("tokens", "style", "speed")
-MOST_SYMBOLS = 480
-"""Phonemes of a run: sentences are shorter, and memory and time of a run grow with them."""
+MOST_SYMBOLS = {"piper": 480, "kokoro": 150}
+"""Phonemes of a run, of which memory and time grow with them: a Kokoro of eight bits takes a second
+of a processor for a second of sound, and a run has its time limit."""
 _MOST_RATE, _MOST_IDS, _MOST_VOICES, _MOST_STYLES = 192_000, 65_536, 1_024, 256 << 20
 _NAME = re.compile(r"[\w.+-]{1,64}")
 _START, _PAD, _END = "^", "_", "$"
@@ -53,7 +54,7 @@ class ProgramVoice(Protocol):
 
     @property
     def most(self) -> int:
-        """Phonemes of a run."""
+        """Phonemes of a run at speed 1."""
 
     @property
     def sample(self) -> str:
@@ -87,7 +88,7 @@ class PiperVoice:
     speakers: Mapping[str, int]
     """Number of each voice; empty: the program has one."""
     pause: float = 0.2
-    most: int = MOST_SYMBOLS
+    most: int = MOST_SYMBOLS["piper"]
     sample: str = "1, 2, 3."
 
     def spoken(self, voice: str) -> Spoken:
@@ -133,7 +134,7 @@ class KokoroVoice:
 
     @property
     def most(self) -> int:
-        return min(MOST_SYMBOLS, *(len(one) for one in self.styles.values()))
+        return min(MOST_SYMBOLS["kokoro"], *(len(one) for one in self.styles.values()))
 
     def spoken(self, voice: str) -> Spoken:
         if not voice.startswith("j"):  # By the authors' names: jf_alpha is Japanese.

@@ -79,7 +79,7 @@ class ProgramSpeaker:
                 raise InvalidRequest(
                     f"{unknown!r} is no phoneme of {self.program.name}", param="input"
                 )
-            parts = cut(text.strip(), self.voice.most)
+            parts = [text.strip()]
         else:
             self.voice.spoken(voice)
             self.voice.check(text)
@@ -156,11 +156,12 @@ class ProgramSpeaking(Speaking):
 
     async def _symbols(self, part: str) -> list[str]:
         """Return the phonemes of a part of the text, a string for each run."""
-        voice = self._speaker.voice
-        said = part
+        voice, said = self._speaker.voice, part
+        # Slow speech is longer, and so is its run.
+        most = max(1, int(voice.most * min(1.0, self._fields["speed"])))
         if not self._fields["phonemes"]:
             said = await self._speaker.beside(voice.spoken(self._voice), part)
-        return [one for one in cut(said, voice.most) if any(c.isalnum() for c in one)]
+        return [one for one in cut(said, most) if any(c.isalnum() for c in one)]
 
     async def _run(self, job: ProgramJob, symbols: str) -> None:
         """Make the sound of these phonemes."""
