@@ -203,6 +203,7 @@ PATHS: dict[str, tuple[str, ...]] = {
         "programs/test_real_programs.py::test_a_picture_is_read_back",
         "programs/test_real_programs.py::test_speech_is_found_in_a_recording",
         "programs/test_exports.py",
+        "server/test_server_voices.py::test_a_text_is_read_back",
         "programs/test_inspection.py::test_real_pickles_of_torch_are_refused",
     ),
     "GPU kernels without a GPU": (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,3 +76,94 @@ def endless(size: int | str = 1) -> bytes:
     )
     loop = helper.make_node("Loop", ["", "go", "x"], ["y"], body=body)
     return model([loop], [port("x", [size]), port("go", [], BOOL)], [port("y", [size])])
+
+
+def piper() -> bytes:
+    """A program of Piper's form: 100 samples for each id, as its number sounds, and noise."""
+    return model(
+        [
+            node("Cast", "input", "x", to=FLOAT),
+            node("Unsqueeze", "x two", "u"),
+            node("Gather", "scales one", "length"),
+            node("Mul", "length hundred", "count"),
+            node("Cast", "count", "whole", to=INT64),
+            node("Concat", "ones whole", "shape", axis=0),
+            node("Expand", "u shape", "e"),
+            node("Sin", "e", "s"),
+            node("RandomNormalLike", "e", "r"),
+            node("Gather", "scales zero", "noise"),
+            node("Mul", "r noise", "rn"),
+            node("Add", "s rn", "loud"),
+            node("Mul", "loud tenth", "y"),
+            node("Reshape", "y flat", "output"),
+        ],
+        [
+            port("input", ["b", "n"], INT64),
+            port("input_lengths", ["b"], INT64),
+            port("scales", [3]),
+        ],
+        [port("output", None)],
+        [
+            stored("zero", np.array([0])),
+            stored("one", np.array([1])),
+            stored("two", np.array([2])),
+            stored("ones", np.array([1, 1])),
+            stored("hundred", np.float32(100)),
+            stored("tenth", np.float32(0.1)),
+            stored("flat", np.array([1, 1, -1])),
+        ],
+    )
+
+
+PIPER: dict[str, Any] = {
+    "audio": {"sample_rate": 16_000},
+    "espeak": {"voice": "en-us"},
+    "inference": {"noise_scale": 0.5, "length_scale": 1, "noise_w": 0.8},
+    "phoneme_type": "espeak",
+    "num_speakers": 1,
+    "speaker_id_map": {},
+    "dataset": "ann",
+    "phoneme_id_map": {one: [at] for at, one in enumerate("_^$ .,!?abcdeə")},
+}
+"""Config beside `piper`."""
+
+
+def kokoro() -> bytes:
+    """A program of Kokoro's form: 100 samples for each id, fewer with more speed."""
+    return model(
+        [
+            node("Cast", "tokens", "x", to=FLOAT),
+            node("ReduceSum", "style", "voice", keepdims=0),
+            node("Add", "x voice", "v"),
+            node("Unsqueeze", "v two", "u"),
+            node("Div", "hundred speed", "count"),
+            node("Cast", "count", "whole", to=INT64),
+            node("Concat", "ones whole", "shape", axis=0),
+            node("Expand", "u shape", "e"),
+            node("Sin", "e", "s"),
+            node("Reshape", "s flat", "audio"),
+        ],
+        [port("tokens", [1, "n"], INT64), port("style", [1, 4]), port("speed", [1])],
+        [port("audio", ["samples"])],
+        [
+            stored("two", np.array([2])),
+            stored("ones", np.array([1, 1])),
+            stored("hundred", np.float32(100)),
+            stored("flat", np.array([-1])),
+        ],
+    )
+
+
+def voices(folder: Path) -> dict[str, Path]:
+    """Write the two programs and the files beside them."""
+    (folder / "kana").mkdir()
+    found = {"ann": folder / "ann.onnx", "kana": folder / "kana" / "kana.onnx"}
+    found["ann"].write_bytes(piper())
+    (folder / "ann.onnx.json").write_text(json.dumps(PIPER))
+    found["kana"].write_bytes(kokoro())
+    ids = {one: 1 + at for at, one in enumerate(".,!?“” aiɯeokɡstndhbpmjɾɕʨʥɲçɴŋʣʦɨβːʔʲᵝɸ")}
+    (folder / "kana" / "vocab.json").write_text(json.dumps({"vocab": ids}))
+    draw = np.random.default_rng(0)
+    styles = {one: draw.standard_normal((40, 1, 4), np.float32) for one in ("jf_one", "jm_two")}
+    np.savez(folder / "kana" / "voices.npz", **styles, af_three=styles["jf_one"])
+    return found

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from ..base.config import EngineOptions
+from ..base.config import EngineOptions, ServerOptions
 from ..base.errors import InvalidRequest
-from ..engine.clients.speaking import Speaker
+from ..engine.clients.codec_speaking import CodecSpeaker
+from ..engine.clients.speaking import Speaker, SpeechClient
+from ..engine.programs.files import is_program
+from ..engine.programs.speaking import ProgramSpeaker
 from ..media.writing import MEDIA_TYPES, SoundWriter, wav_head
-from ..speech.voices import FILE, open_voices
+from ..speech.voices import FILE, check_voice, open_voices
 from .brief import BriefHelp
 from .configured import configured
-from .start import engine_of
+from .start import engine_of, running
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -28,12 +33,20 @@ def speak(
     engine: EngineOptions,
     text: Annotated[str, typer.Argument(help="What is spoken, or - for standard input.")],
     out: Annotated[
-        Path, typer.Option("--out", help="The file; its name's end is the format: wav, mp3, …")
+        Path,
+        typer.Option("--out", "-o", help="The file; its name's end is the format: wav, mp3, …"),
     ] = Path("speech.wav"),
     voice: Annotated[
         str | None,
         typer.Option("--voice", help="One of the model's.", show_default="the first of them"),
     ] = None,
+    speed: Annotated[
+        float | None,
+        typer.Option("--speed", help="From 0.25 to 4; programs only.", show_default="1"),
+    ] = None,
+    phonemes: Annotated[
+        bool, typer.Option("--phonemes", help="The text is phonemes; programs only.")
+    ] = False,
     temperature: Annotated[
         float | None, typer.Option("--temperature", show_default="what the folder says")
     ] = None,
@@ -43,43 +56,70 @@ def speak(
         typer.Option("--max-tokens", help="Codes at most.", show_default="the context's end"),
     ] = None,
 ) -> None:
-    """Write the sound of a text, as it is made. MODEL is a folder with a speech.json and a codec;
-    progress goes to standard error."""
+    """Write the sound of a text, as it is made. MODEL is a voice (joe, kokoro, NAME.onnx), or a
+    folder with a speech.json and a codec; progress goes to standard error."""
     form = out.suffix.removeprefix(".").lower()
     if form not in MEDIA_TYPES:
         raise InvalidRequest(
             f"{out} must end in one of {', '.join('.' + one for one in MEDIA_TYPES)}", param="out"
         )
-    if not (Path(engine.model) / FILE).is_file():
-        raise InvalidRequest(
-            f"{engine.model} does not speak: a folder with {FILE} and a codec is wanted",
-            param="model",
-        )
-    given = {"temperature": temperature, "seed": seed, "max_tokens": max_tokens}
+    given = {
+        "temperature": temperature,
+        "seed": seed,
+        "max_tokens": max_tokens,
+        "speed": speed,
+        "phonemes": phonemes or None,
+    }
     said = {name: value for name, value in given.items() if value is not None}
     spoken = sys.stdin.read() if text == "-" else text
-    # A wrong codec is reported before the model is loaded.
-    voices = open_voices(Path(engine.model), sys.maxsize)
-    voices.check(voice or voices.voices[0])
+    opened = partial(_program, engine)
+    if not is_program(engine.model):
+        if not (Path(engine.model) / FILE).is_file():
+            raise InvalidRequest(
+                f"{engine.model} does not speak: a voice such as joe is wanted, an .onnx file with "
+                f"its .json, or a folder with {FILE} and a codec",
+                param="model",
+            )
+        # A wrong codec is reported before the model is loaded.
+        voices = open_voices(Path(engine.model), sys.maxsize)
+        check_voice(voice or voices.voices[0], voices.voices)
+        opened = partial(_model, engine)
     try:
         with out.open("wb") as file:
-            asyncio.run(_speak(engine, spoken, voice or voices.voices[0], said, form, file))
+            asyncio.run(_speak(opened, spoken, voice, said, form, file))
     except OSError as error:
         raise InvalidRequest(f"{out} cannot be written: {error.strerror}", param="out") from error
 
 
+@asynccontextmanager
+async def _model(options: EngineOptions) -> AsyncIterator[Speaker]:
+    async with engine_of(options) as engine:
+        yield CodecSpeaker.of(engine)
+
+
+@asynccontextmanager
+async def _program(options: EngineOptions) -> AsyncIterator[Speaker]:
+    async def beside(work: Callable[..., str], *arguments: str) -> str:
+        return await asyncio.to_thread(work, *arguments)
+
+    engine = await running(options, ServerOptions(programs=options.model, program_lanes=1))
+    try:
+        yield ProgramSpeaker(engine, next(iter(engine.programs.values())), beside)
+    finally:
+        await engine.close()
+
+
 async def _speak(
-    options: EngineOptions,
+    opened: Callable[[], Any],
     text: str,
-    voice: str,
-    given: dict[str, float],
+    voice: str | None,
+    given: Mapping[str, Any],
     form: str,
     file: BinaryIO,
 ) -> None:
-    async with engine_of(options) as engine:
-        speaker = Speaker.of(engine)
+    async with opened() as speaker:
         writer = SoundWriter(form, speaker.rate)
-        speaking = speaker.speak(text, voice, given, request_id="speak")
+        speaking = speaker.speak(text, voice or speaker.voices[0], given, SpeechClient())
         async with aclosing(speaking.pieces()) as pieces:
             async for samples in pieces:
                 file.write(writer.write(samples))

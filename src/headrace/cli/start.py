@@ -12,7 +12,7 @@ from ..base.config import EngineOptions, ServerOptions
 from ..base.several import ModelChoice
 from ..engine.clients.async_engine import AsyncEngine
 from ..engine.clients.group import EngineGroup
-from ..engine.programs.files import program_files
+from ..engine.programs.files import program_files, program_licences
 from .progress import DownloadBars
 
 
@@ -52,7 +52,10 @@ async def running(options: EngineOptions, server: ServerOptions) -> Any:
             offline=options.offline,
             progress=bars,
         )
-        return await ProgramEngine.start(files, limits, lanes=server.program_lanes)
+        licences = program_licences(server.program_names)
+        return await ProgramEngine.start(
+            files, limits, lanes=server.program_lanes, licences=licences
+        )
 
 
 @asynccontextmanager

@@ -56,15 +56,24 @@ def _run_programs(service: Service, engine: ProgramEngine, *, alone: bool) -> No
     from .inference import ProgramRoutes
 
     service.run_with(ProgramRoutes(service, engine), alone=alone)
+    _speak(service, None)
+
+
+def _speak(service: Service, engine: ServingEngine | None) -> None:
+    """Serve the voices of the programs, and those of this model, if there are any."""
+    programs = None if service.programs is None else service.programs.engine
+    if engine is None and not (programs and any(one.voice for one in programs.programs.values())):
+        return
+    from .speaking import SpeakingRoutes
+
+    service.speak_with(SpeakingRoutes.of(service, engine, programs))
 
 
 def attach_text(service: Service, engine: ServingEngine, names: Sequence[str] = ()) -> None:
     """Attach a text engine under these names (see `Service.open`), with what it can do besides."""
     service.open(engine, names)
-    if (engine.files.path / "speech.json").is_file():
-        from .speaking import SpeakingRoutes
-
-        service.speak_with(SpeakingRoutes(service, engine))
+    speaks = (engine.files.path / "speech.json").is_file()
+    _speak(service, engine if speaks else None)
     if "inputs" not in getattr(engine, "features", ()):
         return  # With a draft model, on a GPU or on several ranks there is no encoder.
     if listens(engine.files.path):

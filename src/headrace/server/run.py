@@ -395,7 +395,14 @@ def _example(address: str, engine: Engine, options: ServerOptions) -> str:
     if options.keys:
         curl += ' -H "authorization: Bearer $HEADRACE_API_KEY"'
     if not hasattr(engine, "files"):
-        if hasattr(engine, "executor"):
+        programs: dict[str, Any] = getattr(engine, "programs", {})
+        for name, voice in ((name, one.voice) for name, one in programs.items() if one.voice):
+            body = f'{{"model": "{name}", "voice": "{voice.names[0]}", "input": "{voice.sample}"'
+            return (
+                f"{curl} {address}/v1/audio/speech -H 'content-type: application/json' -d "
+                f'\'{body}, "response_format": "wav"}}\' -o speech.wav'
+            )
+        if programs:
             return f"{curl} {address}/v2/models/{engine.model_name}"
         return f"{curl} {address}/v1/audio/transcriptions -F file=@talk.wav"
     if engine.files.arch.task != "tokens":

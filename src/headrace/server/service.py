@@ -213,13 +213,13 @@ class Service:
 
     @property
     def voices(self) -> Voices:
-        """The speech synthesis routes. Raises as `engine` does, and `InvalidRequest` if the model
-        cannot synthesise speech."""
-        _ = self.engine
+        """The speech synthesis routes. Raises `Overloaded` while the model loads, and
+        `InvalidRequest` if nothing here synthesises speech."""
         if self._voices is None:
+            _ = self.served
             raise InvalidRequest(
-                f"{self.name} does not speak; /v1/audio/speech needs a model whose folder has a "
-                "speech.json and a codec",
+                f"{self.name} does not speak; /v1/audio/speech needs a voice such as joe, or a "
+                "model whose folder has a speech.json and a codec",
                 param="model",
                 code="unsupported_model",
             )

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..base.errors import HeadraceError
-from ..engine.clients.face import ServingEngine
-from ..engine.clients.speaking import Speaker, Speaking
+from ..base.errors import HeadraceError, InvalidRequest, ModelNotFound
+from ..base.names import nearest
+from ..engine.clients.codec_speaking import CodecSpeaker
+from ..engine.clients.speaking import Speaker, Speaking, SpeechClient
+from ..engine.programs.speaking import ProgramSpeaker
 from ..media.writing import MEDIA_TYPES, SoundWriter
-from .caller import CALLER, engine_id
+from .caller import CALLER, RECEIVE, engine_id
 from .connection import EventStream, while_connected
 from .errors import error_response
 from .generation import Usage
@@ -24,34 +26,78 @@ from .speech_fields import SpeechBody
 from .wire import frame
 
 if TYPE_CHECKING:
+    from ..engine.clients.face import ServingEngine
+    from ..engine.programs.engine import ProgramEngine
     from .service import Service
 
 
 class SpeakingRoutes:
-    """Speech synthesis route; imported only if a model synthesises speech."""
+    """Speech synthesis route; imported only if something speaks."""
 
-    def __init__(self, service: Service, engine: ServingEngine) -> None:
-        """Prepare the synthesis. Raises as `Speaker.of` does."""
-        self._service, self._speaker = service, Speaker.of(engine)
+    def __init__(
+        self, service: Service, own: Speaker | None, others: Mapping[str, Speaker]
+    ) -> None:
+        """`own`: the speaker of the service's model; `others`: those of programs, by name."""
+        self._service, self._own, self._others = service, own, others
+
+    @classmethod
+    def of(
+        cls, service: Service, engine: ServingEngine | None, programs: ProgramEngine | None
+    ) -> SpeakingRoutes:
+        """Open the voices of a model that has some, and of programs. Raises as `CodecSpeaker.of`
+        does."""
+        own = None if engine is None else CodecSpeaker.of(engine)
+        return cls(service, own, {} if programs is None else program_speakers(service, programs))
+
+    def find(self, name: str | None) -> tuple[str, Speaker]:
+        """Return a speaker and its name; without a name the model's own, or else the only one.
+        Raises `ModelNotFound`, `InvalidRequest`."""
+        if name and name in self._others:
+            return name, self._others[name]
+        if self._own is not None:
+            self._service.check_model(name)
+            return self._service.name, self._own
+        if not name and len(self._others) == 1:
+            return next(iter(self._others.items()))
+        there = ", ".join(self._others)
+        if not name:
+            raise InvalidRequest(f"name one of: {there}", param="model")
+        raise ModelNotFound(
+            f"nothing named {name!r:.200} speaks here{nearest(name, self._others)}; this server "
+            f"has {there}",
+            param="model",
+        )
 
     async def speak(self, request: Request, body: SpeechBody) -> Response:
         """Answer one request. Raises as `Speaker.speak` does, and `PackageAbsent`."""
-        self._service.check_model(body.model)
+        name, speaker = self.find(body.model)
         format = body.response_format or "mp3"
-        writer = SoundWriter(format, self._speaker.rate)
-        speaking = self._speaker.speak(
-            body.input,
-            body.voice,
-            body.given(),
-            request_id=engine_id(request.scope.get("headrace.request_id", "speech")),
-            priority=body.priority or 0,
-            cache_salt=CALLER.get().salt(None),
+        writer = SoundWriter(format, speaker.rate)
+        caller = CALLER.get()
+        client = SpeechClient(
+            caller.owner,
+            engine_id(request.scope.get("headrace.request_id", "speech")),
+            caller.salt(None),
         )
-        model = self._service.name
+        speaking = speaker.speak(body.input, body.voice, body.given(), client)
         if body.stream_format == "sse":
-            events = _events(speaking, writer, request.scope, model)
+            events = _events(speaking, writer, request.scope, name)
             return EventStream(events, keep_alive=self._service.keep_alive)
-        return SoundReply(_file(speaking, writer, request.scope, model), MEDIA_TYPES[format])
+        return SoundReply(_file(speaking, writer, request.scope, name), MEDIA_TYPES[format])
+
+
+def program_speakers(service: Service, engine: ProgramEngine) -> dict[str, Speaker]:
+    """Return the speakers of the programs that have voices, by name."""
+
+    async def beside(work: Callable[..., str], *arguments: str) -> str:
+        RECEIVE.set(None)  # The reply watches over the connection, for all steps.
+        return await service.decoders.run(work, *arguments)
+
+    return {
+        name: ProgramSpeaker(engine, program, beside)
+        for name, program in engine.programs.items()
+        if program.voice is not None
+    }
 
 
 async def _file(

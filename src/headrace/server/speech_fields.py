@@ -17,23 +17,41 @@ class SpeechBody(Body):
     input: str = Field(description="Text of at most 4,096 characters.")
     voice: str = Field(description="One of the model's voices.")
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] | None = Field(
-        None, description="Default mp3. pcm: 16 bits, little endian, at the codec's rate."
+        None, description="Default mp3. pcm: 16 bits, little endian, at the voice's rate."
     )
     stream_format: Literal["audio", "sse"] | None = Field(
         None, description="audio (default): the file while it is generated; sse: events."
     )
-    speed: Any = unsupported(1, 1.0)
+    speed: float | None = Field(
+        None, description="Programs: from 0.25 to 4, default 1. Language models: only 1."
+    )
     instructions: Any = unsupported("")
-    temperature: float | None = Field(None, description="Default: the value in the model's folder.")
+    phonemes: bool | None = Field(
+        None, description="Programs: input is phonemes of the voice's own, and no text."
+    )
+    timeout: float | None = Field(
+        None, description="Programs: seconds to the deadline of the complete sound."
+    )
+    urgency: Literal["interactive", "batch"] | None = Field(
+        None, alias="class", description="Programs: default interactive; batch comes last."
+    )
+    temperature: float | None = Field(
+        None,
+        description="Language models, as the next two; default: the value in the model's folder.",
+    )
     top_p: float | None = None
     repetition_penalty: float | None = None
     seed: Integer | None = Field(None, description="Same seed, same sound.")
     max_tokens: Integer | None = Field(
-        None, description="Maximum codes; null: up to the context's end."
+        None, description="Language models: maximum codes; null: up to the context's end."
     )
-    priority: Integer | None = Field(None, ge=-(2**31), lt=2**31)
+    priority: Integer | None = Field(
+        None, ge=-(2**31), lt=2**31, description="Language models: the smallest comes first."
+    )
 
     def given(self) -> dict[str, Any]:
-        """Return the fields of `SamplingParams` that are set."""
-        names = "temperature", "top_p", "repetition_penalty", "seed", "max_tokens"
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        """Return the fields that a speaker may take, of those that are set; `speed` 1 is none."""
+        names = "temperature top_p repetition_penalty seed max_tokens priority phonemes timeout"
+        found = {name: getattr(self, name) for name in names.split()}
+        found |= {"class": self.urgency, "speed": None if self.speed == 1 else self.speed}
+        return {name: value for name, value in found.items() if value is not None}

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import HeadraceError, InvalidRequest, ModelFileError
+from ..base.names import nearest
 from ..base.sampling import SamplingParams
 from ..loader.jsonfile import read_json
 from .codec_files import CodecFiles, open_codec
@@ -47,17 +48,9 @@ class VoiceFiles:
     def last_code(self) -> int:
         return self.first_code + len(self.codec.levels) * self.codec.codes - 1
 
-    def check(self, voice: str) -> None:
-        """Raise `InvalidRequest` for an unknown voice."""
-        if voice not in self.voices:
-            shown = ", ".join(self.voices[:20]) + (", …" if len(self.voices) > 20 else "")
-            raise InvalidRequest(
-                f"there is no voice {voice!r:.100}; there are {shown}", param="voice"
-            )
-
     def ids(self, encode: Callable[[str], list[int]], voice: str, text: str) -> list[int]:
         """Return the prompt of a request. Raises `InvalidRequest` for an unknown voice."""
-        self.check(voice)
+        check_voice(voice, self.voices)
         found: list[int] = []
         for part in self.prompt:
             if isinstance(part, int):
@@ -67,6 +60,16 @@ class VoiceFiles:
                 head, mark, rest = part.replace("{voice}", voice).partition("{text}")
                 found += encode(head + text * bool(mark) + rest)
         return found
+
+
+def check_voice(voice: str, voices: Sequence[str]) -> None:
+    """Raise `InvalidRequest` for an unknown voice."""
+    if voice not in voices:
+        shown = ", ".join(voices[:20]) + (", …" if len(voices) > 20 else "")
+        raise InvalidRequest(
+            f"there is no voice {voice!r:.100}{nearest(voice, voices)}; there are {shown}",
+            param="voice",
+        )
 
 
 def open_voices(folder: Path, vocabulary: int) -> VoiceFiles:

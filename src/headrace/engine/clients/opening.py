@@ -64,7 +64,7 @@ def check_beside(files: ModelFiles) -> None:
     and its voices, an encoder of sounds or pictures. Text models have neither."""
     if (files.path / "speech.json").is_file():
         # While the weights load, in another process.
-        speaking = import_module("headrace.engine.clients.speaking")
+        speaking = import_module("headrace.engine.clients.codec_speaking")
         speaking.open_speech_codec(speaking.open_voices(files.path, files.arch.vocab_size))
     if listens(files.path) or sees(files.path):
         import_module("headrace.loader.towers").open_tower(files)

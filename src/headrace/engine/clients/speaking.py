@@ -1,171 +1,135 @@
-"""Speech synthesis: a language model that writes the codes of a sound, and the codec that decodes
-it.
+"""Speech synthesis, whatever makes the sound: a language model and its codec, or a program.
 
-The model's tokens come from the engine like any answer's. Frames of them go to the codec as soon as
-they are whole, in a thread of its own. So the first samples are there long before the model's last
-token. Frames that arrive while the codec computes are its next piece.
+A `Speaker` begins texts; a `Speaking` is one of them, whose samples come as they are made. Routes
+and commands know no other interface.
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
-from typing import Any, Unpack
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from prometheus_client import Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from ...base.errors import EngineFault, InvalidRequest, Overloaded, UnsupportedModel
-from ...base.sampling import SamplingParams
-from ...kernels.cpu.library import LibraryAbsent, Team
-from ...speech.codec import Codec
-from ...speech.voices import FrameReader, VoiceFiles, open_voices
-from .face import RequestOptions, ServingEngine
+from ...base.errors import InvalidRequest
 
 Floats = npt.NDArray[np.float32]
 MOST_CHARACTERS = 4_096
 """Longest text that is spoken, as in OpenAI's API."""
-PIECE = 2
-"""Frames that the codec takes at a time: other sounds get their turn, and its rows stay in the
-processor's cache."""
 SECONDS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 
 
-def open_speech_codec(voices: VoiceFiles, threads: int = 1) -> Codec:
-    """Open the codec. Raises `ModelFileError`, and `UnsupportedModel` without the CPU kernels."""
-    try:
-        team = Team(threads)
-    except LibraryAbsent as absent:
-        raise UnsupportedModel(f"the codec runs on the CPU kernels: {absent}") from absent
-    return Codec(voices.codec, team)
+@dataclass(frozen=True, slots=True)
+class SpeechClient:
+    """Sender of a text."""
+
+    owner: str = ""
+    request_id: str = "speak"
+    cache_salt: str = ""
 
 
-class SpeakingMetrics:
-    """Instruments in addition to those of the text engine."""
-
-    def __init__(self, engine: ServingEngine) -> None:
-        def named(kind: Any, name: str, words: str, **more: Any) -> Any:
-            made = kind(f"headrace_{name}", words, ["model_name"], registry=engine.registry, **more)
-            return made.labels(engine.model_name)
-
-        self.spoken = named(Counter, "spoken_seconds", "Seconds of sound made.")
-        self.first = named(
-            Histogram,
-            "first_sound_seconds",
-            "From a text's submission to the first samples of its sound.",
-            buckets=SECONDS,
-        )
-        self.dropped = named(
-            Counter, "speech_tokens_dropped", "Tokens that were no code of their place."
-        )
-
-
-class Speaker:
-    """One speech-synthesis model, for the event loop of its engine."""
-
-    def __init__(self, engine: ServingEngine, voices: VoiceFiles, threads: int = 1) -> None:
-        """Raises `ModelFileError` for a bad codec, `UnsupportedModel` without the CPU kernels."""
-        self.engine, self.voices = engine, voices
-        self._codec = open_speech_codec(voices, threads)
-        # One thread: the sounds take turns, piece by piece.
-        self._thread = ThreadPoolExecutor(1, "headrace-codec")
-        self.metrics = SpeakingMetrics(engine)
-
-    @classmethod
-    def of(cls, engine: ServingEngine) -> Speaker:
-        """Open the speaker of a model's folder. Raises what `open_voices` and `Speaker` raise."""
-        return cls(engine, open_voices(engine.files.path, engine.files.arch.vocab_size))
+class Speaker(Protocol):
+    """A source of speech. Its methods belong to the event loop of its engine."""
 
     @property
     def rate(self) -> int:
         """Samples a second."""
-        return self.voices.codec.rate
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names of its voices."""
 
     def speak(
-        self, text: str, voice: str, given: dict[str, Any], **options: Unpack[RequestOptions]
+        self, text: str, voice: str, given: Mapping[str, Any], client: SpeechClient
     ) -> Speaking:
-        """Begin to speak a text. `given`: fields of `SamplingParams`, which override the folder's.
+        """Begin to speak a text. `given`: the speaker's own fields that are set.
 
-        Raises, before any work, what `ServingEngine.submit` raises, and `InvalidRequest` for an
-        empty or too long text and for an unknown voice.
+        Raises, before any work, `InvalidRequest` for an empty or too long text, an unknown voice,
+        and a field that it does not take or that is out of bounds.
         """
-        if not text.strip() or len(text) > MOST_CHARACTERS:
-            raise InvalidRequest(
-                f"input must have 1 to {MOST_CHARACTERS:,} characters, not only spaces",
-                param="input",
-            )
-        # Text that looks like a special token is text.
-        encode: Callable[[str], list[int]] = partial(self.engine.tokenizer.encode, special=False)
-        prompt = self.voices.ids(encode, voice, text)
-        sampling = SamplingParams(**{"max_tokens": None, **self.voices.sampling, **given})
-        sampling.verify(self.engine.files.arch.vocab_size)
-        if sampling.seed is None:
-            sampling = replace(sampling, seed=secrets.randbits(63))
-        sampling.stop_token_ids = [self.voices.end]
-        return Speaking(self, prompt, sampling, options)
-
-    async def run(self, work: Callable[[], Floats]) -> Floats:
-        """Run `work` in the codec's thread; return its samples."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    def begin(self, seed: int) -> Any:
-        """Begin a new sound of the codec."""
-        return self._codec.stream(seed % 2**64)
 
 
-class Speaking:
+class SpokenMetrics(NamedTuple):
+    """Instruments of one model."""
+
+    spoken: Any
+    first: Any
+
+
+class SpeakingMetrics:
+    """Instruments in addition to those of an engine."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._spoken = Counter(
+            "headrace_spoken_seconds", "Seconds of sound made.", ["model_name"], registry=registry
+        )
+        self._first = Histogram(
+            "headrace_first_sound_seconds",
+            "From a text's submission to the first samples of its sound.",
+            ["model_name"],
+            registry=registry,
+            buckets=SECONDS,
+        )
+
+    def of(self, model_name: str) -> SpokenMetrics:
+        """Return the instruments of a model."""
+        return SpokenMetrics(self._spoken.labels(model_name), self._first.labels(model_name))
+
+
+class Speaking(ABC):
     """One text on its way: samples as they come."""
 
-    def __init__(
-        self, speaker: Speaker, prompt: list[int], sampling: SamplingParams, options: RequestOptions
-    ) -> None:
-        self._speaker = speaker
-        self._sound = speaker.begin(sampling.seed or 0)
-        self._reader = FrameReader(speaker.voices)
+    def __init__(self, metrics: SpokenMetrics, rate: int) -> None:
+        self._metrics, self._rate = metrics, rate
         self._begun = time.monotonic()
-        self.prompt_tokens, self.tokens, self.samples = len(prompt), 0, 0
+        self.prompt_tokens = self.tokens = self.samples = 0
         self.finish_reason = "stop"
-        """stop: the model ended the sound; length: the context or the limit did."""
-        self._stream = speaker.engine.submit(prompt, sampling, **options)
+        """stop: the sound is complete; length: the context or the limit ended it."""
 
+    @abstractmethod
     def cancel(self) -> None:
-        """End the model's work, if it still goes on."""
-        self._stream.cancel()
+        """End the work, if it still goes on."""
+
+    @abstractmethod
+    def made(self) -> AsyncGenerator[Floats]:
+        """Yield samples, fp32 from -1 to 1, in order. Raises the error that ended the sound."""
 
     async def pieces(self) -> AsyncGenerator[Floats]:
-        """Yield samples, fp32 from -1 to 1, in order. Raises the error that ended the sound, and
-        `EngineFault` if the model wrote no frame at all."""
-        metrics = self._speaker.metrics
+        """Yield the samples and count them, as `made`; leaving ends the work."""
         try:
-            async for delta in self._stream:
-                self.tokens += len(delta.token_ids)
-                if delta.finish_reason == "abort":
-                    raise Overloaded("the server ended this sound before it was complete")
-                self.finish_reason = delta.finish_reason or self.finish_reason
-                frames = self._reader.take(delta.token_ids)
-                for at in range(0, len(frames), PIECE):
-                    push = partial(self._sound.push, frames[at : at + PIECE])
-                    samples = await self._speaker.run(push)
+            async with aclosing(self.made()) as made:
+                async for samples in made:
                     if len(samples):
-                        yield self._counted(samples)
-            none = np.zeros((0, len(self._speaker.voices.codec.levels)), np.int64)
-            samples = await self._speaker.run(partial(self._sound.push, none, last=True))
-            if not len(samples) and not self.samples:
-                raise EngineFault("the model wrote no sound for this text")
-            yield self._counted(samples)
+                        if not self.samples:
+                            self._metrics.first.observe(time.monotonic() - self._begun)
+                        self.samples += len(samples)
+                        yield samples
         finally:
             self.cancel()
-            metrics.dropped.inc(self._reader.dropped)
-            metrics.spoken.inc(self.samples / self._speaker.rate)
+            self._metrics.spoken.inc(self.samples / self._rate)
 
-    def _counted(self, samples: Floats) -> Floats:
-        if not self.samples:
-            self._speaker.metrics.first.observe(time.monotonic() - self._begun)
-        self.samples += len(samples)
-        return samples
+
+def check_text(text: str) -> None:
+    """Raise `InvalidRequest` for a text that is empty or too long."""
+    if not text.strip() or len(text) > MOST_CHARACTERS:
+        raise InvalidRequest(
+            f"input must have 1 to {MOST_CHARACTERS:,} characters, not only spaces", param="input"
+        )
+
+
+def taken(given: Mapping[str, Any], fields: Collection[str], name: str) -> dict[str, Any]:
+    """Return the given fields. Raises `InvalidRequest` for one that this speaker does not take."""
+    for one in given:
+        if one not in fields:
+            raise InvalidRequest(
+                f"{name} takes no {one}; beside input and voice it takes {', '.join(fields)}",
+                param=one,
+                code="unsupported_parameter",
+            )
+    return dict(given)

@@ -30,7 +30,9 @@ from ...programs.measured import Shapes, shapes_of
 from ...programs.onnx import Port
 from ...programs.rows import MOST_RANK, MOST_SIZE, Array, Feed, fitting
 from ...sched.deadlines import BATCH, INTERACTIVE, REALTIME, AdmittedStream, PeriodicStream
+from ...speech.program_voices import open_program_voice
 from ..clients.face import Health
+from ..clients.speaking import SpeakingMetrics
 from .executor import ProgramExecutor, ProgramRun, ServedProgram
 from .jobs import ProgramJobs
 from .metrics import ProgramMetrics
@@ -84,6 +86,7 @@ class ProgramEngine:
         self.sequences = Sequences()
         self.metrics = ProgramMetrics(self)
         self.registry = self.metrics.registry
+        self.spoken = SpeakingMetrics(self.registry)
         self.executor = ProgramExecutor(lanes, self.tasks, self._ended)
         self.jobs = ProgramJobs(self.executor, self._job_ended)
         self.decisions: list[Decision] = []
@@ -100,17 +103,19 @@ class ProgramEngine:
         limits: ProgramLimits = LIMITS,
         *,
         lanes: int | None = None,
+        licences: Mapping[str, str] | None = None,
     ) -> ProgramEngine:
         """Load the programs of these files, by their names, each in a process of its own.
 
-        `lanes`: runs at a time; None: one for each processor. Raises as `programs.inspected` and
-        `ConfinedProgram.start`.
+        `lanes`: runs at a time; None: one for each processor. `licences`: those that are known, by
+        name. Raises as `programs.inspected`, `open_program_voice` and `ConfinedProgram.start`.
         """
         begin = time.monotonic()
         engine = cls(lanes or cpu().cores)
         try:
             for name, path in files.items():
                 await engine.load(name, path, limits)
+                engine.programs[name].licence = (licences or {}).get(name)
         except BaseException:
             await engine.close()
             raise
@@ -126,11 +131,12 @@ class ProgramEngine:
             lambda: ConfinedProgram(inspected(path, limits), limits, lanes=count)
         )
         try:
+            voice = await asyncio.to_thread(open_program_voice, path, confined.inputs)
             await asyncio.to_thread(confined.start)
         except BaseException:
             confined.close()
             raise
-        self.programs[name] = program = ServedProgram(name, confined)
+        self.programs[name] = program = ServedProgram(name, confined, voice)
         self.executor.add(program)
 
     @property

@@ -38,6 +38,7 @@ from ...sched.deadlines import (
     PeriodicStream,
     TimedWork,
 )
+from ...speech.program_voices import ProgramVoice
 from .prices import RunPrices
 
 log = logging.getLogger("headrace.programs")
@@ -56,8 +57,13 @@ Result = dict[str, Array]
 class ServedProgram:
     """A program, and what is known of its runs."""
 
-    def __init__(self, name: str, confined: ConfinedProgram) -> None:
+    def __init__(
+        self, name: str, confined: ConfinedProgram, voice: ProgramVoice | None = None
+    ) -> None:
         self.name, self.confined = name, confined
+        self.voice = voice
+        """Files beside it that make it speak."""
+        self.licence: str | None = None
         self.prices = RunPrices()
         self.ready = False
         self.deaths = 0

@@ -43,6 +43,16 @@ def program_files(
     return found
 
 
+def program_licences(names: Sequence[str]) -> dict[str, str]:
+    """Return the licences of the catalog's programs by the names under which they are served."""
+    return {
+        served: CATALOG[name].licence
+        for name in names
+        if name in CATALOG
+        for served, _ in _served(name, Path())
+    }
+
+
 def _files(
     name: str, cache_dir: str | Path | None, offline: bool, progress: Progress | None
 ) -> list[tuple[str, Path]]:
@@ -56,7 +66,11 @@ def _files(
             f"of an {SUFFIX} file{nearest(name, programs)}",
             param="programs",
         )
-    folder = fetched(name, cache_dir=cache_dir, offline=offline, progress=progress)
+    return _served(name, fetched(name, cache_dir=cache_dir, offline=offline, progress=progress))
+
+
+def _served(name: str, folder: Path) -> list[tuple[str, Path]]:
+    """Return the files of a catalog name by the names that they are served under."""
     paths = [one.path for one in CATALOG[name].files if one.path.endswith(SUFFIX)]
     if len(paths) == 1:
         return [(name, folder / paths[0])]

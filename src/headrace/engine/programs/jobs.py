@@ -36,9 +36,12 @@ class ProgramJob:
     executor: ProgramExecutor
     work: TimedWork
     """Order, arrival, class and deadline of all its runs."""
+    turns: JobTurns
     owner: str
     owed: float = 0.0
     """Expected seconds of the runs that will come."""
+    begun: bool = True
+    """Whether it has a turn."""
     _prices: dict[tuple[ServedProgram, Shapes], float] = field(default_factory=dict)
     """Looked up once for all runs of one shape: a job may announce thousands."""
     _priced: set[tuple[ServedProgram, Shapes]] = field(default_factory=set)
@@ -55,7 +58,9 @@ class ProgramJob:
         self.owed += self._prices[key]
         return self._prices[key]
 
-    async def run(self, program: ServedProgram, inputs: Feed, expected: float = 0.0) -> Result:
+    async def run(
+        self, program: ServedProgram, inputs: Feed, expected: float = 0.0, *, seed: int = 0
+    ) -> Result:
         """Run a program. `expected`: the value of `expect` if the run was announced. Raises as
         `ProgramExecutor.run`, and `InvalidRequest` for inputs that do not fit."""
         self.owed = max(0.0, self.owed - expected)
@@ -64,12 +69,22 @@ class ProgramJob:
             program,
             feed,
             shapes_of(program.confined.inputs, feed),
-            seed=0,
+            seed=seed,
             urgency=work.urgency,
             deadline=work.deadline,
             owner=self.owner,
             part=JobPart(work.arrival, self.owed / self.executor.lanes.count, self._priced),
         )
+
+    @asynccontextmanager
+    async def resting(self) -> AsyncIterator[None]:
+        """Leave the turn to other jobs for the length of a block, in which this one waits for its
+        client and holds little."""
+        self.begun = False
+        self.turns.give(self.owner)
+        yield
+        await self.turns.take(self.work, self.owner)
+        self.begun = True
 
     async def each(
         self, items: Iterable[Item], work: Callable[[Item], Coroutine[Any, Any, None]]
@@ -187,7 +202,8 @@ class ProgramJobs:
         """Yield a job when its turn has come. `timeout`: seconds from now to its deadline;
         `prepare`: work before its turn, which holds up no job that could run. Raises `Overloaded`,
         `DeadlineMissed`, `ShuttingDown`, and the errors of `prepare`."""
-        now, outcome, begun = self._loop.time(), "done", False
+        now, outcome = self._loop.time(), "done"
+        job: ProgramJob | None = None
         work = TimedWork(self._executor.number(), now, urgency, now + timeout)
         turns = self._turns[urgency]
         with self._executor.place(owner):
@@ -195,8 +211,8 @@ class ProgramJobs:
                 async with self._in_time(work):
                     async with self._ready(work, owner, prepare):
                         await turns.take(work, owner)
-                    begun = True
-                    yield ProgramJob(name, self._executor, work, owner)
+                    job = ProgramJob(name, self._executor, work, turns, owner)
+                    yield job
             except HeadraceError as error:
                 outcome = error.code or error.type
                 raise
@@ -204,7 +220,7 @@ class ProgramJobs:
                 outcome = "left" if isinstance(error, asyncio.CancelledError) else "fault"
                 raise
             finally:
-                if begun:
+                if job is not None and job.begun:
                     turns.give(owner)
                 self._on_end(name, outcome, self._loop.time() - now)
 

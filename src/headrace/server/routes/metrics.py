@@ -25,8 +25,6 @@ def render(request: Request) -> Response:
     meter.draining.set(service.draining)
     meter.longest_hold.set(service.loop.longest)
     parts = [engine_metrics(service)] if service.loaded else []
-    if service.programs is not None and service.programs.engine is not service.served:
-        parts.append(generate_latest(service.programs.engine.registry))
     parts.append(generate_latest(meter.registry))
     return Response(b"".join(parts), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
@@ -49,8 +47,10 @@ class _Together(CollectorRegistry):
 
 
 def engine_metrics(service: Service) -> bytes:
-    """Return the metrics of all models; the label `model_name` tells them apart."""
+    """Return the metrics of all models and programs; the label `model_name` tells them apart."""
     registries = [one.served.registry for one in service.models]
+    if service.programs is not None and service.programs.engine is not service.served:
+        registries.append(service.programs.engine.registry)
     return generate_latest(registries[0] if len(registries) == 1 else _Together(registries))
 
 

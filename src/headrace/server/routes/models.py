@@ -31,8 +31,12 @@ class ModelReply(TypedDict):
     parent: str | None
     max_model_len: int
     input_modalities: list[Literal["text", "audio", "image"]]
-    task: NotRequired[Literal["transcription", "embedding", "program"]]
+    task: NotRequired[Literal["transcription", "embedding", "program", "speech"]]
     """Task of the model; absent: text generation."""
+    licence: NotRequired[str]
+    """Licence of the weights, if it is known."""
+    voices: NotRequired[list[str]]
+    """Names of the voices of a program that speaks."""
     languages: NotRequired[list[str]]
     """Codes of the languages that a transcription can be told."""
 
@@ -60,19 +64,10 @@ class AnthropicModels(TypedDict):
 
 def describe(service: Service, name: str) -> ModelReply:
     """Describe the model under one of its names, or one of its adapters."""
+    if service.runs(name):
+        return _describe_program(service, name)
     served = service.served
-    if runs_programs(served):
-        return {
-            "id": name,
-            "object": "model",
-            "created": int(service.started),
-            "owned_by": "headrace",
-            "root": name,
-            "parent": None,
-            "max_model_len": 0,
-            "input_modalities": [],
-            "task": "program",
-        }
+    assert not runs_programs(served)
     if not writes(served):
         return {
             "id": name,
@@ -98,7 +93,38 @@ def describe(service: Service, name: str) -> ModelReply:
     }
     if served.files.arch.task != "tokens":
         reply["task"] = "embedding"
+    if served.files.licence:
+        reply["licence"] = served.files.licence
     return reply
+
+
+def _describe_program(service: Service, name: str) -> ModelReply:
+    program = service.routes_of_programs.engine.programs.get(name)
+    reply: ModelReply = {
+        "id": name,
+        "object": "model",
+        "created": int(service.started),
+        "owned_by": "headrace",
+        "root": name,
+        "parent": None,
+        "max_model_len": 0,
+        "input_modalities": [],
+        "task": "program",
+    }
+    if program is not None and program.licence:
+        reply["licence"] = program.licence
+    if program is not None and program.voice is not None:
+        reply |= {"task": "speech", "input_modalities": ["text"]}
+        reply["voices"] = list(program.voice.names)
+    return reply
+
+
+def voices_beside(service: Service) -> list[str]:
+    """Return the names of programs that speak beside a model."""
+    if service.programs is None or service.programs.engine is service.served:
+        return []
+    programs = service.programs.engine.programs
+    return [name for name, one in programs.items() if one.voice is not None]
 
 
 def names_of(service: Service) -> list[str]:
@@ -127,6 +153,7 @@ async def models(request: Request) -> Response:
     foreign = "anthropic-version" in request.headers
     resting = [] if service.residents is None else service.residents.resting
     listed = [describe(one, name) for one in (*service.models, *resting) for name in names_of(one)]
+    listed += [describe(service, name) for name in voices_beside(service)]
     if foreign:
         ids = [each["id"] for each in listed]
         data = [describe_to_anthropic(each) for each in listed]
@@ -142,8 +169,9 @@ async def model(request: Request, model: str) -> Response:
     service = of(request)
     if "anthropic-version" in request.headers:
         request.scope["headrace.error_reply"] = error_reply
-    service = service.choose(model, resting=True)
-    service.check_model(model, adapters=True)
+    if model not in voices_beside(service):
+        service = service.choose(model, resting=True)
+        service.check_model(model, adapters=True)
     described = describe(service, model or service.name)
     if "anthropic-version" in request.headers:
         return json_response(describe_to_anthropic(described))
