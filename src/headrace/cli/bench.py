@@ -230,16 +230,17 @@ def compare_command(
         folder = out or default_folder("compare")
         measure = Measure(console, history, roofline, hardware)
         pairs = comparing.interleave(base, replace(base, url=b), repeats, folder, measure.point)
-        late = [
-            f"{number}-{name}"
+        late = {
+            f"{number}-{name}": side["findings"][0]["text"]  # the worst first
             for number, pair in enumerate(pairs)
             for name, side in zip("ab", pair, strict=True)
             if not side["valid"]
-        ]
+        }
         if late:
+            first, why = next(iter(late.items()))
             raise HeadraceError(
                 f"no comparison: {len(late)} of {2 * len(pairs)} runs were invalid "
-                f"({', '.join(late)}): `headrace bench report {folder}/{late[0]}` says why"
+                f"({', '.join(late)}): {why} ({folder}/{first})"
             )
         if len(pairs) < 2:
             raise HeadraceError(
