@@ -304,7 +304,7 @@ def checked_rows(
     tried = {id(one) for one in candidates[: len(first)]}
     others = [one for one in worth(first[-1].candidate) if id(one) not in tried]
     others = others[: ROWS - len(first)]
-    jobs = [begun.pop(id(one), None) or pool.submit(check.at, one) for one in others]
+    jobs = [begun[id(one)] if id(one) in begun else pool.submit(check.at, one) for one in others]
     made = [*_ended(jobs, watch), *first[:-1]]
     return [first[-1], *sorted(made, key=lambda one: one.candidate.price_per_hour)]
 
