@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from headrace.base.errors import HeadraceError, InvalidRequest
@@ -26,7 +28,7 @@ from headrace.bench.compare import (
     regressed,
 )
 from headrace.bench.export import aiperf, vllm_bench
-from headrace.bench.history import History, history_chart, remember, unit_of
+from headrace.bench.history import Entry, History, history_chart, remember, unit_of
 from headrace.bench.identity import read_identity
 from headrace.bench.metrics import Run, parse_slo
 from headrace.bench.mock import Behaviour, MockServer
@@ -540,3 +542,24 @@ def test_a_comparison_that_cannot_be_is_said(
         assert isinstance(ended.exception, HeadraceError)
         assert said in ended.exception.message
         assert "kept" in ended.exception.message
+
+
+def test_a_history_fits_80_columns_and_says_once_what_all_runs_share() -> None:
+    long = "qwen2.5-coder-0.5b-instruct-of-a-long-name"
+    entries = [
+        Entry(f"2026-11-{day} 10:00:00", "abcdef0123", "m", long, "0.1.0", "fixed", load, 12.5)
+        for day, load in ((29, "concurrency:4"), (30, "poisson:8"))
+    ]
+    head, table = cli_bench._runs("output_throughput, tokens/s", entries)
+    out = io.StringIO()
+    Console(file=out, width=80).print(table)
+    lines = out.getvalue().splitlines()
+    assert [line.split() for line in lines] == [
+        ["created", "load", "value"],
+        ["2026-11-29", "10:00", "concurrency:4", "12.5"],
+        ["2026-11-30", "10:00", "poisson:8", "12.5"],
+    ]
+    assert head.startswith("output_throughput, tokens/s; ")
+    assert f"model {long}" in head
+    assert "commit abcdef0" in head
+    assert "; load" not in head

@@ -85,6 +85,18 @@ def test_the_usual_line_of_vllm() -> None:
     ("engine", "given", "expected"),
     [
         ("vllm", "org/name --max-model-len=1K", "org/name --max-context 1024"),
+        (
+            "vllm",
+            "docker run --runtime nvidia --gpus all -v /d/vllm:/root/.cache -e HF_TOKEN=s3cret "
+            "-p 8000:8000 --ipc=host vllm/vllm-openai:v0.33.0 --model org/name -tp 2",
+            "org/name --layout TP2",
+        ),
+        (
+            "sglang",
+            "sudo podman run --name sglang -v sglang:/root lmsysorg/sglang:latest "
+            "python3 -m sglang.launch_server --model-path m --port 30000",
+            "m --port 30000",
+        ),
         ("vllm", "org/name --max_model_len -1", "org/name"),
         ("vllm", "m --no-enable-prefix-caching", "m --no-prefix-cache"),
         ("vllm", "m -tp 4 --enable-expert-parallel", "m --layout TP4.EP4"),
@@ -154,6 +166,7 @@ def test_values(engine: str, given: str, expected: str) -> None:
         ("vllm", "m --max-model-len", "needs a value"),
         ("vllm", "m --max-model-len many", "only numbers"),
         ("vllm", "m -dp 2", "headrace route"),
+        ("vllm", "docker run -p 8000:8000 own/image --model m", "no image of vllm"),
         ("vllm", "m --tokenizer t", "model's folder"),
         ("vllm", "m --kv-cache-dtype fp8_e5m2", "only "),
         ("vllm", "m -sc {", "JSON"),

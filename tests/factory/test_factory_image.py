@@ -22,15 +22,15 @@ from factory_cell import rewrite
 
 from headrace.base.errors import DownloadError, InvalidRequest, ModelFileError, Untrusted
 from headrace.factory import image
-from headrace.factory.attest import attestation_problems, check
+from headrace.factory.attest import attestation_problems, check, check_image
 from headrace.factory.audit import problems
 from headrace.factory.bytecode import LOADERS
 from headrace.factory.image import ImageBuild
 from headrace.factory.layer import debian, wheel
 from headrace.factory.revoke import trusted
 from headrace.factory.sbom import locked
-from headrace.factory.sign import signer
-from headrace.factory.store import INDEX_TYPE, Descriptor, Store
+from headrace.factory.sign import Trust, signer
+from headrace.factory.store import INDEX_TYPE, REF_NAME, Descriptor, Store
 
 HERE = {machine: name for name, machine in image.MACHINES.items()}[platform.machine()]
 
@@ -154,6 +154,16 @@ def test_two_builders_make_the_same_bytes(
     assert named(stores[0]).media_type == INDEX_TYPE
     assert all(step.ran for step in [*first, *second])
     assert not [step.stage.name for step in build(tmp_path / "one", inputs).run() if step.ran]
+    image = named(stores[0])
+    name = stores[0].index()[0]["annotations"][REF_NAME]
+    keys = trusted(None, str(tmp_path / "cache"))
+    manifest = stores[0].document(image.digest)["manifests"][0]["digest"]
+    for wanted in (name, image.digest):
+        found = check_image(stores[0], keys, wanted)
+        assert found == {"index": image.digest, HERE: manifest}
+    assert check_image(stores[0], keys, "another:0.1.0") is None
+    with pytest.raises(Untrusted):
+        check_image(stores[0], Trust(), name)
     # A lock that is another one makes the libraries anew, and nothing else but the image.
     with (inputs / "lock").open("a") as file:
         file.write("# the same packages\n")

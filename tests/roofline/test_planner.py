@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from headrace.roofline.planner import (
     layouts,
     make_case,
     search,
+    search_each,
 )
 from headrace.roofline.prices import PRICES, read_prices
 from headrace.roofline.steady import Demand, Engine, Goal
@@ -327,3 +329,18 @@ def test_a_trace_is_a_demand(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"text": "hello there"}\n')
     with pytest.raises(InvalidRequest, match="--rate"):
         demand_of(f"prompts:{tmp_path / 'p.jsonl'}", None)
+
+
+@pytest.mark.parametrize("counts", [None, {"H100": 4, "L40S": 4, "A100": 1}])
+def test_devices_that_are_searched_apart_give_what_one_search_gives(
+    counts: dict[str, int] | None,
+) -> None:
+    """In the same order; two hold no replica within the limits, one of them nearer."""
+    arch, demand, goal = known("llama-3.1-70b")[0], Demand(20.0, 500, 100), Goal(0.3, 0.03)
+    devices = [DEVICES[name] for name in ("H100", "L40S", "A100")]
+    options = {"formats": ["fp8", "bfloat16"], "max_devices": 4, "counts": counts}
+    whole = search(arch, demand, goal, PRICES, devices=devices, **options)
+    with ThreadPoolExecutor(2) as pool:
+        assert search_each(pool, arch, demand, goal, PRICES, devices=devices, **options) == whole
+    assert whole.candidates
+    assert whole.nearest is not None

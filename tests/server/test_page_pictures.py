@@ -217,3 +217,39 @@ def test_pictures_fit_a_phone(visit: Callable[..., Any], size: tuple[int, int]) 
         assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
     visit(work, viewport={"width": size[0], "height": size[1]})
+
+
+TABLE = "| device | tokens/s | USD |\n|:--|--:|--:|\n| a long name " + "of a device " * 3
+TABLE += "| 12,800 | 2.20 |\n\n" + "One more line.\n\n" * 20
+LINES = """() => [...document.querySelectorAll(".said td.n")].map((cell) => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  return range.getClientRects().length;
+})"""
+AWAY = "() => { const s = document.getElementById('scroller'); "
+AWAY += "return s.scrollHeight - s.scrollTop - s.clientHeight; }"
+
+
+def test_a_phone_follows_an_answer_behind_a_picture_and_breaks_no_number(
+    visit: Callable[..., Any],
+) -> None:
+    chunks = [{"content": TABLE[at : at + 40]} for at in range(0, len(TABLE), 40)]
+    events = [{"choices": [{"index": 0, "delta": one, "finish_reason": None}]} for one in chunks]
+    events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    body = "".join(f"data: {json.dumps(one)}\n\n" for one in events) + "data: [DONE]\n\n"
+
+    def work(tab: Any) -> None:
+        tab.route(
+            "**/v1/chat/completions",
+            lambda route: route.fulfill(body=body, content_type="text/event-stream"),
+        )
+        give(tab, "drop", ("cat.png", "image/png", png(400, 300)))
+        tab.wait_for_selector("#files li img")
+        ask(tab, "What?")
+        assert tab.evaluate(LINES) == [1, 1]
+        tab.wait_for_function(f"({AWAY})() < 2")
+        tab.evaluate("document.getElementById('scroller').scrollTop -= 300")
+        ask(tab, "And now?")  # A message of one's own is seen, whatever was read.
+        tab.wait_for_function(f"({AWAY})() < 2")
+
+    visit(work, viewport={"width": 390, "height": 600})

@@ -53,6 +53,8 @@ PERIODS = 20
 """Times of relaxation of its queue that a window must have for a limit to be kept."""
 LOOK = 32
 """Answers between two looks at a window."""
+FLOODED = 300
+"""Answers of the window of a flood, if they are more than half of what is in work."""
 SAMPLE = 256
 """Sessions whose mean lengths stand for all."""
 
@@ -222,7 +224,8 @@ def _single(options: RunOptions) -> bool:
 def flood(make: Make, options: RunOptions) -> Capacity:
     """Return the most that the engines do: more users than they hold, each always with a request.
 
-    The users start at random points of their answers. The window is the second half of the run.
+    The users start at random points of their answers. The window begins when as many answers as
+    they hold have ended.
     """
     loaded = replace(options, arrivals=None, slo=None, requests=SAMPLE)
     quick = AnyIds()
@@ -236,9 +239,10 @@ def flood(make: Make, options: RunOptions) -> Capacity:
     loaded = replace(loaded, concurrency=users, requests=3 * users)
     simulation = Simulation(cluster, loaded, started=users, endless=True, material=quick)
     marks: list[tuple[float, int]] = []
+    last = held + min(2 * held, max(held // 2, FLOODED))
 
     def enough() -> bool:
-        if len(simulation.records) in (held, 3 * held):
+        if len(simulation.records) in (held, last):
             marks.append((cluster.clock.now, cluster.tokens))
         return len(marks) > 1
 
@@ -246,8 +250,10 @@ def flood(make: Make, options: RunOptions) -> Capacity:
     (begin, before), (end, after) = marks
     done = (after - before) / lengths[1] / (end - begin)
     late = [one for one in simulation.records if one.end_ns > begin * NS and one.chunk_ns]
-    fresh = [one for one in late if one.planned_ns > 0] or late
-    each = statistics.fmean((one.end_ns - one.chunk_ns[0]) / NS for one in fresh)
+    # By the token: of answers in a window the short ones are too many.
+    writing = sum(one.end_ns - one.chunk_ns[0] for one in late) / NS
+    steps = sum(len(one.chunk_ns) - 1 for one in late)
+    each = (lengths[1] - 1) * writing / max(1, steps)
     alone_seconds = (alone.end_ns - alone.planned_ns) / NS
     return Capacity(done, max(1.0, done * each), alone_seconds, max(each, alone_seconds))
 

@@ -19,7 +19,7 @@ from ..base.errors import HeadraceError, InvalidRequest
 from ..bench import compare as comparing
 from ..bench.checking import AccuracyGate, said
 from ..bench.export import aiperf, vllm_bench
-from ..bench.history import History, history_chart, remember, unit_of
+from ..bench.history import Entry, History, history_chart, remember, unit_of
 from ..bench.limit import add_limit, limit_of
 from ..bench.live import LiveView, show_result
 from ..bench.mock import Behaviour, MockServer
@@ -230,16 +230,17 @@ def compare_command(
         folder = out or default_folder("compare")
         measure = Measure(console, history, roofline, hardware)
         pairs = comparing.interleave(base, replace(base, url=b), repeats, folder, measure.point)
-        late = [
-            f"{number}-{name}"
+        late = {
+            f"{number}-{name}": side["findings"][0]["text"]  # the worst first
             for number, pair in enumerate(pairs)
             for name, side in zip("ab", pair, strict=True)
             if not side["valid"]
-        ]
+        }
         if late:
+            first, why = next(iter(late.items()))
             raise HeadraceError(
                 f"no comparison: {len(late)} of {2 * len(pairs)} runs were invalid "
-                f"({', '.join(late)}): `headrace bench report {folder}/{late[0]}` says why"
+                f"({', '.join(late)}): {why} ({folder}/{first})"
             )
         if len(pairs) < 2:
             raise HeadraceError(
@@ -302,6 +303,24 @@ def report_command(
     print(write_text(place / name, make()))
 
 
+def _runs(metric: str, entries: list[Entry]) -> tuple[str, Table]:
+    """Return (the metric and what all runs have in common, a table of the rest)."""
+    facts = ("model", "server", "commit", "workload", "load")
+    rows = [
+        (one.model, one.server, one.commit[:7] or "–", one.workload, one.load) for one in entries
+    ]
+    alike = [len({row[n] for row in rows}) == 1 for n in range(len(facts))]
+    head = [f"{name} {rows[0][n]}" for n, name in enumerate(facts) if alike[n]]
+    apart = [n for n, same in enumerate(alike) if not same]
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("created", *(facts[n] for n in apart), "value"):
+        table.add_column(column, overflow="fold", justify="right" if column == "value" else "left")
+    for entry, row in zip(entries, rows, strict=True):
+        created = entry.created[:16]  # To the minute: a terminal has 80 columns.
+        table.add_row(created, *(row[n] for n in apart), f"{entry.value:.4g}")
+    return "; ".join([metric, *head]), table
+
+
 @command.command("history")
 def history_command(
     metric: Annotated[str, typer.Argument(help="As in output_throughput or ttft_p99.")],
@@ -319,15 +338,7 @@ def history_command(
     entries = History(database).metric(
         metric, workload=workload, model=model, server=server, machine=machine, commit=commit
     )
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    known = "created", "model", "server", "commit", "workload", "load"
-    for column in (*known, f"{metric}, {unit_of(metric)}"):
-        table.add_column(column, overflow="fold")
-    for entry in entries:
-        created = entry.created[:16]  # To the minute: a terminal has 80 columns.
-        what = entry.model, entry.server, entry.commit[:7] or "–", entry.workload, entry.load
-        table.add_row(created, *what, f"{entry.value:.4g}")
-    Console(highlight=False, markup=False).print(table)
+    Console(highlight=False, markup=False).print(*_runs(f"{metric}, {unit_of(metric)}", entries))
     if html is not None:
         body = charts([history_chart(metric, entries)])
         write_text(html, page("Headrace bench: history", metric, body))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..base.errors import NotFound, Untrusted
-from ..factory.attest import attestation_problems, measured_of
+from ..factory.attest import attestation_problems, check_image, measured_of
 from ..factory.audit import problems
 from ..factory.bundle import beside, panels, read_bundle, shipped, take_in, write_bundle
 from ..factory.key import hardware_class, is_digest
@@ -41,14 +41,23 @@ InRing = Annotated[Ring, typer.Argument(help="Which pointer.")]
 def verify(
     profile: Annotated[
         str | None,
-        typer.Argument(help="Ring, file, name or digest of a profile; none: the whole store."),
+        typer.Argument(
+            help="Ring, file, name or digest of a profile, or an image; none: the whole store."
+        ),
     ] = None,
     store: At = None,
     key: Trusted = None,
 ) -> None:
-    """Check every digest and signature of the store, or one profile; name each mismatch."""
+    """Check every digest and signature of the store, one profile or image; name each mismatch."""
     keys = trusted(key)
     place = existing(store)
+    if profile is not None and (image := check_image(place, keys, profile)) is not None:
+        if wrong := [*problems(place)]:
+            raise Untrusted(f"{place.root}: {wrong[0]}")
+        print(f"{profile}: the provenance's signature holds")
+        for part, digest in image.items():
+            print(f"{part} {digest}")
+        return
     if profile is not None:
         found = Rings(place, keys).find(profile)
         print(f"{found.body.name} {found.digest}: the signature holds")

@@ -10,6 +10,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Executor, Future, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -35,11 +36,11 @@ from ..roofline.planner import (
     best_of_each,
     formats_of,
     frontier,
-    search,
+    search_each,
 )
 from ..roofline.prices import read_prices
 from ..roofline.steady import Demand, Goal
-from .plan_check import Check, Checked, each_at
+from .plan_check import Check, Checked, workers
 from .plan_launch import ENGINES, STARTS, launch_text, write_launch
 from .plan_show import PlanQuestion, document, show
 from .plan_tiers import print_tiers
@@ -173,9 +174,10 @@ def plan(
     table, source = read_prices(prices, hardwares)
     chosen = re.split(",(?![a-z_]+=)", formats) if formats else formats_of(described.weights)
     question = PlanQuestion(model, described, demand, goal, tuple(chosen), counts, table, source)
-    with StatusLine(sys.stderr, "planning") as said:
+    with StatusLine(sys.stderr, "planning") as said, workers() as pool:
         said(f"{len(hardwares)} kinds of device")
-        found = search(
+        found = search_each(
+            pool,
             described.arch,
             demand,
             goal,
@@ -188,7 +190,8 @@ def plan(
             counts=counts,
         )
         check = Check(demand, goal, requests, trace, law)
-        checked = checked_rows(check, found, said, named=hardware != "all" or counts is not None)
+        named = hardware != "all" or counts is not None
+        checked = checked_rows(pool, check, found, said, named=named)
     best = checked[0] if checked and checked[0].kept else None
     if as_json:
         print(json.dumps(document(question, found, checked)))
@@ -252,60 +255,77 @@ def _law(speculate: str, devices: list[Hardware]) -> DraftLaw | None:
 
 
 def checked_rows(
-    check: Check, found: Found, watch: Callable[[str], None], *, named: bool
+    pool: Executor,
+    check: Check,
+    found: Found,
+    watch: Callable[[str], None],
+    *,
+    named: bool,
 ) -> list[Checked]:
     """Simulate the rows that are shown; return them, the best first.
 
     These are the best of each device (of devices that the user did not name, if it costs at most
     `WORTH` times the best) and what more money buys.
     """
-    if not found.candidates:
+    candidates = found.candidates
+    if not candidates:
         return []
-    rows = best_of_each(found.candidates)
+    rows = best_of_each(candidates)
     if found.given:
-        made = [_most(check, found.candidates, row.hardware.name, watch) for row in rows]
-        return sorted(made, key=lambda one: (not one.kept, -one.candidate.rate))
-    first = _first_kept(check, found.candidates, watch)
-    worth = WORTH * first[-1].candidate.cost_per_million(check.demand)
-    seen = {id(one) for one in found.candidates[: len(first)]}
-    more = [one for one in rows if named or one.cost_per_million(check.demand) <= worth]
-    more += [
-        one for one in frontier(found.candidates) if one.cost_per_million(check.demand) <= worth
-    ]
-    others = [one for one in {id(one): one for one in more}.values() if id(one) not in seen]
+        each = [[one for one in candidates if one.hardware is row.hardware] for row in rows]
+        if len(each) == 1:
+            return [_most(check, each[0], watch)]
+        watch(f"the most of {len(each)} kinds of device")
+        jobs = [pool.submit(_most, check, own) for own in each]
+        return sorted(_ended(jobs, watch), key=lambda one: (not one.kept, -one.candidate.rate))
+
+    def worth(best: Candidate) -> list[Candidate]:
+        most = WORTH * best.cost_per_million(check.demand)
+        cheap = [one for one in frontier(candidates) if one.cost_per_million(check.demand) <= most]
+        own = [one for one in rows if named or one.cost_per_million(check.demand) <= most]
+        return list({id(one): one for one in [*own, *cheap]}.values())
+
+    # The others start before it is known whether the cheapest keeps the limits.
+    guessed = [one for one in worth(candidates[0]) if one is not candidates[0]][: ROWS - 1]
+    begun: dict[int, Future[Checked]] = {}
+    if not guessed:
+        watch(str(candidates[0]))
+        first = [check.verify(candidates[0])]
+    else:
+        watch(f"{candidates[0]} and {len(guessed)} more")
+        cheapest = pool.submit(check.verify, candidates[0])
+        begun = {id(one): pool.submit(check.at, one) for one in guessed}
+        first = [cheapest.result()]
+    for candidate in candidates[1:TRIES]:
+        if first[-1].kept:
+            break
+        watch(str(candidate))
+        first.append(check.verify(candidate))
+    tried = {id(one) for one in candidates[: len(first)]}
+    others = [one for one in worth(first[-1].candidate) if id(one) not in tried]
     others = others[: ROWS - len(first)]
-    made = list(reversed(first))
-    if others:
-        watch(f"{others[0]} and {len(others) - 1} more")
-    for done in each_at(check, others):
-        made.append(done)
-        watch(f"{done.candidate} done, {len(first) + len(others) - len(made)} left")
-    return [made[0], *sorted(made[1:], key=lambda one: one.candidate.price_per_hour)]
+    jobs = [begun[id(one)] if id(one) in begun else pool.submit(check.at, one) for one in others]
+    made = [*_ended(jobs, watch), *first[:-1]]
+    return [first[-1], *sorted(made, key=lambda one: one.candidate.price_per_hour)]
+
+
+def _ended(jobs: list[Future[Checked]], watch: Callable[[str], None]) -> list[Checked]:
+    """Wait for simulations, and say which have ended."""
+    for left, job in zip(range(len(jobs) - 1, -1, -1), as_completed(jobs), strict=True):
+        watch(f"{job.result().candidate} done, {left} left")
+    return [job.result() for job in jobs]
 
 
 def _most(
-    check: Check, candidates: list[Candidate], device: str, watch: Callable[[str], None]
+    check: Check, candidates: list[Candidate], watch: Callable[[str], None] = lambda _text: None
 ) -> Checked:
     """Find the most that a device's best layout does; the next one's if it misses at any rate."""
     made: list[Checked] = []
-    for candidate in [one for one in candidates if one.hardware.name == device][:TRIES]:
+    for candidate in candidates[:TRIES]:
         made.append(check.most(candidate, watch))
         if made[-1].kept:
             break
     return made[-1] if made[-1].kept else made[0]
-
-
-def _first_kept(
-    check: Check, candidates: list[Candidate], watch: Callable[[str], None]
-) -> list[Checked]:
-    """Simulate the cheapest ones until one keeps the limits, with more replicas if it must."""
-    made: list[Checked] = []
-    for candidate in candidates[:TRIES]:
-        watch(str(candidate))
-        made.append(check.verify(candidate))
-        if made[-1].kept:
-            break
-    return made
 
 
 def impossible(found: Found, checked: list[Checked], demand: Demand) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import ParamSpec, TypeVar
 
 from ..base.hardware import cpu
 from ..bench.metrics import request_values
@@ -17,6 +19,9 @@ from ..engine.simulator.sim import Cluster
 from ..engine.simulator.sim_replica import ReplicaSpec
 from ..roofline.planner import Candidate, Pool
 from ..roofline.steady import Demand, Goal
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 GROWTH = 4
 """Number of times that a candidate which misses gets 15 % more replicas."""
@@ -102,22 +107,31 @@ class Check:
         return part.checked(part.run(candidate.rate, capacity), candidate.rate)
 
 
-def each_at(check: Check, candidates: Sequence[Candidate]) -> Iterator[Checked]:
-    """Simulate each at its own rate, in processes on all cores, and yield the results in order."""
-    workers = min(len(candidates), cpu().physical_cores)
-    if workers < 2:
-        yield from map(check.at, candidates)
+class _Here(Executor):
+    """This thread, at once."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        done: Future[T] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
+@contextmanager
+def workers() -> Iterator[Executor]:
+    """Yield processes on all cores, each of which starts with its first job; this thread on one."""
+    cores = cpu().physical_cores
+    if cores < 2:
+        yield _Here()
         return
     spawn = multiprocessing.get_context("spawn")
     ignored = (signal.SIGINT, signal.SIG_IGN)
-    with ProcessPoolExecutor(workers, spawn, signal.signal, ignored) as pool:
+    with ProcessPoolExecutor(cores, spawn, signal.signal, ignored) as pool:
         try:
-            yield from pool.map(check.at, candidates)
-        except BaseException:  # Ctrl-C does not wait for what nobody will see.
+            yield pool
+        finally:  # Neither Ctrl-C nor an answer waits for what nobody will see.
             pool.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():
                 child.kill()
-            raise
 
 
 class _Part:

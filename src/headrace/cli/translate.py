@@ -26,6 +26,11 @@ PROGRAMS = re.compile(
     r") "
 )
 """Beginnings of a line, which say only what is started."""
+CONTAINER = re.compile(r"(sudo )?(docker|podman|nerdctl) (container )?run ")
+IMAGE = re.compile(
+    r"\S+/(vllm|vllm-openai|sglang|llama\.cpp|ollama)(:[\w.-]+)?(@sha256:\w+)?", re.IGNORECASE
+)
+"""The engines' published images, after which a container's line is the engine's."""
 VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
 """Beginning of an environment variable's assignment."""
 SWITCH = ("on", "off", "auto", "0", "1", "true", "false")
@@ -152,8 +157,22 @@ def _without_program(
         f"{name}: set it in the environment of headrace" for name in variables if name not in known
     ]
     rest = words[len(variables) :]
+    if CONTAINER.match(" ".join(rest[:4]) + " "):
+        rest = _without_container(rest, line)
     found = PROGRAMS.match(" ".join(rest[:4]) + " ")
     return kept + rest[len(found[0].split()) if found else 0 :]
+
+
+def _without_container(words: list[str], line: Translated) -> list[str]:
+    """Leave out what is for docker or podman, up to the image."""
+    place = next((n for n, word in enumerate(words) if IMAGE.fullmatch(word)), None)
+    if place is None:
+        raise OptionError(
+            f"no image of {line.engine} is in this line; give what is behind the image",
+            param="from",
+        )
+    line.notes.append(f"what is before {words[place]}: ports, volumes and variables of a container")
+    return words[place + 1 :]
 
 
 def _options(

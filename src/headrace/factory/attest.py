@@ -204,6 +204,25 @@ def measured_of(store: Store, trust: Trust, profile: SignedProfile) -> Measured 
     return check(store, trust, attested, profile.digest, bound)
 
 
+def check_image(store: Store, trust: Trust, wanted: str) -> dict[str, str] | None:
+    """Check the provenance of an image of the store, given by name or digest.
+
+    Returns the digest of its index under "index" and that of each architecture's manifest; None
+    without such an image. Raises `Untrusted`, `Withdrawn`.
+    """
+    images = {name: one for name, one in named(store).items() if one.media_type == INDEX_TYPE}
+    image = next((one for name, one in images.items() if wanted in (name, one.digest)), None)
+    if image is None:
+        return None
+    if (attested := store.attested(image.digest)) is None:
+        raise Untrusted(f"image {wanted:.80} has no provenance")
+    check(store, trust, attested, image.digest)
+    parts = store.document(image.digest)["manifests"]
+    return {"index": image.digest} | {
+        part["platform"]["architecture"]: part["digest"] for part in parts
+    }
+
+
 def attestation_problems(store: Store, trust: Trust) -> Iterator[str]:
     """Yield one line for each attestation that is not trusted, and each image without one."""
     bound: dict[str, list[tuple[str, str]]] = {}

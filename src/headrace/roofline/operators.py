@@ -99,17 +99,30 @@ def count_step(case: Case, step: Composition) -> list[Count]:
 
     With pipeline stages the list is the whole pipeline's: each device does 1 / pp of it.
     """
+    counts = _by_group(case, step, attends=True)
+    if step.samples == step.tokens:
+        counts = _merged(counts)
+    return [*counts, *_ends(case, step), *collectives(case, step.tokens)]
+
+
+def count_others(case: Case, step: Composition) -> list[Count]:
+    """Count the operators but attention, those of equal cost apart: quicker, the same sum."""
+    counts = _by_group(case, step, attends=False)
+    return [*counts, *_ends(case, step), *collectives(case, step.tokens)]
+
+
+def _by_group(case: Case, step: Composition, *, attends: bool) -> list[Count]:
     counts: list[Count] = []
     for group in _groups_of(case, step):
+        if group.node.kind == "attend" and not attends:
+            continue
         rows = step.samples if group.sampled else step.tokens
         apart = step.samples < step.tokens or group.is_wider(case)
         mark = LAST if group.sampled and apart else ""
         found = PRICES[group.node.kind](case, step, group, rows, mark)
         if found is not None:
             counts.append(found)
-    if step.samples == step.tokens:
-        counts = _merged(counts)
-    return [*counts, *_ends(case, step), *collectives(case, step.tokens)]
+    return counts
 
 
 def attention_groups(case: Case, *, samples: bool) -> tuple[Group, ...]:

@@ -10,9 +10,11 @@ an estimate of means with a margin (`steady` has the formulas); the simulator sh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from ..base.arch import ModelArch
 from ..base.errors import DoesNotFit, InvalidRequest
@@ -76,6 +78,10 @@ class Candidate:
     def case(self) -> Case:
         return self.pools[-1].case
 
+    def miss(self, goal: Goal) -> float:
+        """See `Goal.miss`."""
+        return goal.miss(self.ttft, self.tpot, self.itl)
+
     def cost_per_million(self, demand: Demand) -> float:
         """Return the price per million output tokens, at its rate."""
         return self.price_per_hour / (self.rate * demand.output_tokens * 3600) * 1e6
@@ -119,6 +125,19 @@ class Found:
     """Whether the devices were given, and the most requests per second are looked for."""
     settings: int = 0
     """Number of engine settings that were computed."""
+
+    def sort(self) -> None:
+        """Put the best first."""
+        if self.given:
+            self.candidates.sort(key=lambda one: (-one.rate, one.devices, len(one.pools)))
+        else:
+            self.candidates.sort(key=lambda one: (one.price_per_hour, one.devices, len(one.pools)))
+
+    def keep_nearer(self, candidate: Candidate, goal: Goal) -> None:
+        """Note a candidate that misses, if none missed by less."""
+        held = self.nearest
+        if held is None or candidate.miss(goal) < held.miss(goal):
+            self.nearest = candidate
 
 
 def search(
@@ -172,10 +191,34 @@ def search(
                 pair = _pair(prefills, decodes, own)
                 if pair is not None:
                     found.candidates.append(_apart(hardware, *pair, prices[device], None))
-    if counts is None:
-        found.candidates.sort(key=lambda one: (one.price_per_hour, one.devices, len(one.pools)))
-    else:
-        found.candidates.sort(key=lambda one: (-one.rate, one.devices, len(one.pools)))
+    found.sort()
+    return found
+
+
+def search_each(
+    pool: Executor,
+    arch: ModelArch,
+    demand: Demand,
+    goal: Goal,
+    prices: dict[str, float],
+    *,
+    devices: Sequence[Hardware],
+    **options: Any,
+) -> Found:
+    """`search` each device by a job of a pool; the result is that of one search."""
+    if len(devices) == 1:
+        return search(arch, demand, goal, prices, devices=devices, **options)
+    verify(arch, demand, goal)
+    found = Found(given=options.get("counts") is not None)
+    one = partial(search, arch, demand, goal, prices, **options)
+    for job in [pool.submit(one, devices=(device,)) for device in devices]:
+        part = job.result()
+        found.candidates += part.candidates
+        found.rejected += part.rejected
+        found.settings += part.settings
+        if part.nearest is not None:
+            found.keep_nearer(part.nearest, goal)
+    found.sort()
     return found
 
 
@@ -297,7 +340,7 @@ def _together(
         good = (state for state in kept if state.rate >= enough)
         return candidate(max(good, key=lambda state: (state.step_tokens, state.rate)))
     if near is not None:
-        miss, state = near
+        state = near[1]
         found.rejected.append(
             Rejected(
                 hardware.name,
@@ -308,9 +351,7 @@ def _together(
                 fits=True,
             )
         )
-        held = found.nearest
-        if held is None or miss < goal.miss(held.ttft, held.tpot, held.itl):
-            found.nearest = candidate(state)
+        found.keep_nearer(candidate(state), goal)
     return None
 
 

@@ -22,7 +22,7 @@ from .composition import Composition
 from .counts import Case, Count
 from .efficiency import Efficiency
 from .hardware import Hardware
-from .operators import attend, attention_groups, count_step
+from .operators import attend, attention_groups, count_others, count_step
 from .routing import padding
 from .weights import PARTS
 
@@ -292,7 +292,7 @@ class StepModel:
         key = step.tokens, step.samples
         rest = self._rest.get(key)
         if rest is None:
-            others = [c for c in count_step(self.case, step) if c.kind != "attention"]
+            others = count_others(self.case, step)
             rest = self._sum(others, self.hardware.efficiency.step_seconds)
             self._rest[key] = rest
         groups = self._attending[step.samples > 0]

@@ -31,10 +31,23 @@ const messages = () => {
   return system ? [{ role: "system", content: system }, ...said] : said;
 };
 
+let following = true;
+let lastTop = 0;
+// What grows by more than that at once, as a picture that loads, is no one who scrolled up.
+scroller.addEventListener("scroll", () => {
+  const atEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 120;
+  if (atEnd || scroller.scrollTop < lastTop) following = atEnd;
+  lastTop = scroller.scrollTop;
+});
+turns.addEventListener("load", follow, true);
+
 function follow() {
-  if (scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 120) {
-    scroller.scrollTop = scroller.scrollHeight;
-  }
+  if (following) scroller.scrollTop = scroller.scrollHeight;
+}
+
+function toEnd() {
+  following = true;
+  follow();
 }
 
 function addTurn(role, label) {
@@ -59,7 +72,7 @@ function say(role, content, more = {}) {
     turn.append(edit);
   }
   kept();
-  scroller.scrollTop = scroller.scrollHeight;
+  toEnd();
 }
 
 /** One answer: its text, reasoning, calls, tokens, times. */
@@ -294,7 +307,7 @@ function open(talk) {
   }
   for (const { answer: shown } of history) shown?.draw();
   kept();
-  scroller.scrollTop = scroller.scrollHeight;
+  toEnd();
 }
 
 /** The conversation as far as before this message, as one of its own; the old one stays kept. */
@@ -327,7 +340,7 @@ async function answer() {
   const controller = new AbortController();
   setRunning(controller);
   const reply = new Answer(Boolean(request.response_format));
-  scroller.scrollTop = scroller.scrollHeight;
+  toEnd();
   announce("Answering");
   let problem;
   try {
