@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
+
 import torch
 from gpu_aot import compiling, read_all
 
@@ -69,7 +70,7 @@ def test_every_bucket_multiplies_by_tensor_memory(bits: int, group: int, zero: s
         capture_output=True,
         text=True,
         check=False,
-        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path + [str(ROOT / "benchmarks")])},
+        env={**environment, "PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT / "benchmarks")])},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.rsplit(" ", 3) for line in done.stdout.splitlines()]
