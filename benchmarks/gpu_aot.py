@@ -51,6 +51,8 @@ class Compiled:
     """See `gpu_bounds.lost_bounds`."""
     grids: list[tuple[int, ...]] = field(default_factory=list)
     """One a launch."""
+    columns: int = 0
+    """Of tensor memory, per block."""
     wide: bool = False
     """Its first operand is fp32, of which matrix instructions keep ten bits: it goes without."""
 
@@ -64,7 +66,8 @@ class Compiled:
     @property
     def resident(self) -> int:
         """Blocks per multiprocessor."""
-        return resident_blocks(self.architecture, self.code.registers, self.warps, self.shared)
+        cut = self.code.registers, self.warps, self.shared, self.columns
+        return resident_blocks(self.architecture, *cut)
 
 
 class _AbsentDevice:
@@ -121,6 +124,7 @@ def compiling(
                 time.perf_counter() - begin,
                 exponent_sources(kernel.asm["ptx"]),
                 lost_bounds(kernel.asm["ttir"], kernel.asm["ttgir"]),
+                columns=getattr(metadata, "tmem_size", None) or 0,
                 wide=getattr(args[0], "dtype", None) == torch.float32,
             )
             listed.append(found[id(kernel)])

@@ -44,7 +44,7 @@ from gpu_models import (
     thin,
 )
 from gpu_nodes import node_table, nodes
-from gpu_sass import SHARED_LIMIT, Code
+from gpu_sass import SHARED_LIMIT, TENSOR_MEMORY, Code
 
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.roofline.composition import compose
@@ -369,6 +369,8 @@ def find_faults(compiled: Compiled, step: Step) -> Iterator[str]:
     code = compiled.code
     if compiled.shared > SHARED_LIMIT[compiled.architecture]:
         yield f"needs {compiled.shared} bytes of shared memory: it would not start"
+    elif compiled.columns > TENSOR_MEMORY:
+        yield f"needs {compiled.columns} columns of tensor memory: it would not start"
     elif compiled.resident == 0:
         yield f"{compiled.code.registers} registers x {compiled.warps} warps: it would not start"
     # The checks' odd widths and caps cost registers that no model's shapes do; `main` counts them.

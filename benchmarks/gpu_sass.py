@@ -40,6 +40,9 @@ SHARED_LIMIT = {
     "sm_120": 99 * 1024,
 }
 """Bytes of shared memory that one block may have (CUDA programming guide, compute capabilities)."""
+TENSOR_MEMORY = 512
+"""Columns of 128 words that one multiprocessor of sm_100 has; a block holds its own until it ends.
+Triton makes a trap of a kernel that asks for more, and refuses to launch it."""
 REGISTERS = 65_536
 """Registers of one multiprocessor; a thread has 255 at most."""
 WARPS = 64
@@ -177,14 +180,18 @@ def count_instructions(listing: str) -> dict[str, int]:
     return {**counts, "all": sum(opcodes.values())}
 
 
-def resident_blocks(architecture: str, registers: int, warps: int, shared: int) -> int:
-    """Blocks that one multiprocessor holds at a time, by registers, warps and shared memory."""
+def resident_blocks(
+    architecture: str, registers: int, warps: int, shared: int, columns: int = 0
+) -> int:
+    """Blocks that one multiprocessor holds at a time, by registers, warps, shared memory and
+    columns of tensor memory."""
     # Registers are given out per warp in units of 256.
     per_warp = -(-registers * 32 // 256) * 256
     by_registers = REGISTERS // (per_warp * warps)
     # Every block pays 1 KiB to the system; the whole has as much more than one block may take.
     by_shared = (SHARED_LIMIT[architecture] + 1024) // (shared + 1024)
-    return min(by_registers, WARPS // warps, by_shared, 32)
+    by_columns = TENSOR_MEMORY // columns if columns else 32
+    return min(by_registers, WARPS // warps, by_shared, by_columns, 32)
 
 
 def _run(tool: str, *arguments: str) -> str:

@@ -120,6 +120,26 @@ def test_quantised_experts(kind: str, tokens: int) -> None:
     torch.testing.assert_close(alone[0], actual[-1], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["4", "6"])
+def test_packed_experts_by_whole_chunks(kind: str) -> None:
+    """As sm_100 multiplies them; 160 inputs end within a chunk."""
+    count, active, tokens = 3, 2, 21
+    torch.manual_seed(3)
+    x, router = torch.randn(tokens, 160).half(), torch.randn(tokens, count)
+    chosen = route(router, RouteSpec(active))
+    # Tables have the addresses of weights.
+    weights: list[list[Weight]] = [
+        [quantised(kind, matrix)[0] for matrix in dense_experts(count, *shape)]
+        for shape in ((384, 160), (160, 192))
+    ]
+    tables = [expert_table(part, x.dtype) for part in weights]
+    whole, parts = (
+        experts(x, *chosen, *tables, count, "silu", MoeConfig(16, 32, whole=each))
+        for each in (True, False)
+    )
+    torch.testing.assert_close(whole, parts, atol=2e-3, rtol=2e-3)
+
+
 @pytest.mark.parametrize("kind", ["dense", "5", "fp8", "blocks"])
 @pytest.mark.parametrize("tokens", [1, 21])
 def test_clamped_experts_with_biases(kind: str, tokens: int) -> None:

@@ -57,8 +57,9 @@ def test_equals_float64(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("bits", "group"), [(4, 128), (4, 32), (5, 32), (6, 16), (8, 32), (8, 16)])
 @pytest.mark.parametrize("zero", [False, True], ids=["offsets", "zero"])
+@pytest.mark.parametrize("whole", [False, True], ids=["parts", "whole"])
 def test_many_rows_see_the_expanded_weight(
-    bits: int, group: int, zero: bool, dtype: torch.dtype
+    bits: int, group: int, zero: bool, dtype: torch.dtype, whole: bool
 ) -> None:
     """Bit for bit: rows of the identity read the weights as the products have them. They are two
     roundings from exact ones."""
@@ -67,7 +68,8 @@ def test_many_rows_see_the_expanded_weight(
         packed.offsets = packed.scales * -(2.0 ** (bits - 1))
     weight = tile_weight(packed)
     dense = expand(weight, 0, 20, dtype)
-    y = product_packed(torch.eye(256)[::9].to(dtype), weight, None, ProductConfig(32, 32))
+    config = ProductConfig(32, 32, whole=whole)
+    y = product_packed(torch.eye(256)[::9].to(dtype), weight, None, config)
     assert torch.equal(y, dense.T[::9])
     digits = 8 if dtype == torch.bfloat16 else 11
     index = torch.arange(256) // group
@@ -84,6 +86,18 @@ def test_row_does_not_depend_on_others() -> None:
     together = product_packed(x, weight, None, config)
     for row in (0, 7, 18):
         assert torch.equal(product_packed(x[row : row + 1], weight, None, config)[0], together[row])
+
+
+@pytest.mark.parametrize(("bits", "group", "width"), [(4, 32, 192), (6, 16, 400), (8, 64, 64)])
+def test_whole_chunks_give_the_sums_of_their_parts(bits: int, group: int, width: int) -> None:
+    """Widths that end within a chunk; a row alone has the bits that it has among others."""
+    weight = tile_weight(random_weight(bits, group, 40, width, offsets=bits != 8))
+    x = torch.randn(19, width).half()
+    parts, whole = (ProductConfig(16, 16, 6, whole=each) for each in (False, True))
+    found = product_packed(x, weight, None, whole, torch.float32)
+    expected = product_packed(x, weight, None, parts, torch.float32)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
+    assert torch.equal(product_packed(x[18:], weight, None, whole, torch.float32)[0], found[18])
 
 
 def test_weights_packed_alike_become_one() -> None:

@@ -58,6 +58,7 @@ def test_resident_blocks_by_what_is_scarce() -> None:
     assert resident_blocks("sm_90", 96, 4, 39_168) == 5  # both
     assert resident_blocks("sm_80", 64, 4, 80 * 1024) == 2  # shared memory
     assert resident_blocks("sm_90", 64, 4, 240 * 1024) == 0
+    assert resident_blocks("sm_100", 64, 4, 1024, 256) == 2  # tensor memory
 
 
 def test_a_product_that_the_compiler_made_nothing_of_is_a_fault() -> None:
@@ -70,6 +71,16 @@ def test_a_product_that_the_compiler_made_nothing_of_is_a_fault() -> None:
         assert len(list(gpu_dry.find_faults(compiled, step))) == wanted
         compiled.wide = True
         assert not list(gpu_dry.find_faults(compiled, step)), "fp32 is multiplied without them"
+
+
+def test_tensor_memory_that_is_not_there_is_a_fault() -> None:
+    """Eight sums of 128 x 64 and their operands, as 6-bit codes had them at 256 rows."""
+    counts = dict.fromkeys((*KINDS, "all"), 0) | {"tensor memory": 16}
+    kernel, code = "product_packed._product_kernel", Code(64, 0, counts)
+    for columns, wanted in ((512, 0), (528, 1)):
+        compiled = Compiled(kernel, "sm_100", 8, 3, {}, 1024, code, 0.0, columns=columns)
+        faults = list(gpu_dry.find_faults(compiled, gpu_dry.STEPS[2]))
+        assert [fault.startswith(f"needs {columns} columns") for fault in faults] == [True] * wanted
 
 
 LOOPS = """

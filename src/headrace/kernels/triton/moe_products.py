@@ -32,6 +32,8 @@ class MoeConfig:
     inner: int = 64
     warps: int = 4
     stages: int = 3
+    whole: bool = False
+    """As in `ProductConfig`; of packed ones."""
 
 
 @triton.jit
@@ -112,6 +114,7 @@ def _packed_kernel(
     PLANES: tl.constexpr,
     MAGIC: tl.constexpr,
     EVEN: tl.constexpr,
+    WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INTERPRET: tl.constexpr,
@@ -131,7 +134,7 @@ def _packed_kernel(
     pairs = tl.load(pair_addresses + expert).to(tl.pointer_type(tl.int32))
     pairs = tl.multiple_of(pairs, 16)
     factors = tl.load(factor_addresses + expert).to(tl.pointer_type(tl.float32))
-    place = tl.arange(0, STEP)
+    place = tl.arange(0, 128 if WHOLE else STEP)
     total = sum_chunks(
         x + row[None, :] * x_stride + place[:, None],
         real,
@@ -149,6 +152,7 @@ def _packed_kernel(
         PLANES,
         MAGIC,
         STEP,
+        WHOLE,
         EVEN,
         INTERPRET,
     )
@@ -291,6 +295,7 @@ def grouped_product(
             PLANES=planes_of(table.group, table.zero),
             MAGIC=MAGIC[x.dtype],
             EVEN=width % 128 == 0,
+            WHOLE=config.whole and x.dtype != torch.float32,
             **cut,
         )
     else:

@@ -52,6 +52,8 @@ class ProductConfig:
     stages: int = 3
     library: bool = False
     """Whether to expand the weight and hand it to the library."""
+    whole: bool = False
+    """Whether 128 inputs are multiplied at once: see `sum_chunks`."""
 
     def chunks_per_split(self, chunks: int, outs: int) -> int:
         """Return the chunks of the input that one program takes, for a weight of `outs` outputs."""
@@ -116,6 +118,88 @@ def weights_of(
 
 
 @triton.jit
+def _beside(first, second):
+    """Join [OUTS, N] and [OUTS, N] → [OUTS, 2 · N]."""
+    both = tl.permute(tl.join(first, second), (0, 2, 1))
+    return tl.reshape(both, [first.shape[0], 2 * first.shape[1]])
+
+
+@triton.jit
+def _sides_of(
+    like,
+    code_at,
+    plane_at,
+    pair_at,
+    plane,
+    second,
+    outs,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    MAGIC: tl.constexpr,
+    STEP: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
+    """Decode COUNT values of each half of a chunk, from value FIRST of the half on → two tensors
+    [OUTS, COUNT]."""
+    if COUNT > STEP:
+        HALF: tl.constexpr = COUNT // 2
+        low, high = _sides_of(
+            like,
+            code_at,
+            plane_at,
+            pair_at,
+            plane,
+            second,
+            outs,
+            FIRST,
+            HALF,
+            BITS,
+            GROUP,
+            ZERO,
+            MAGIC,
+            STEP,
+            INTERPRET,
+        )
+        next_low, next_high = _sides_of(
+            like,
+            code_at,
+            plane_at,
+            pair_at,
+            plane,
+            second,
+            outs,
+            FIRST + HALF,
+            HALF,
+            BITS,
+            GROUP,
+            ZERO,
+            MAGIC,
+            STEP,
+            INTERPRET,
+        )
+        low = _beside(low, next_low)
+        high = _beside(high, next_high)
+    else:
+        if BITS == 6:
+            plane = tl.load(plane_at + FIRST % 32)
+        byte = tl.load(code_at + FIRST)
+        pair = tl.load(pair_at + plane_of(FIRST, GROUP, ZERO) * outs)
+        low = weights_of(
+            like, byte, plane, second, pair, FIRST, BITS, GROUP, ZERO, MAGIC, INTERPRET
+        )
+        if BITS == 8:
+            byte = tl.load(code_at + (64 + FIRST))
+        pair = tl.load(pair_at + plane_of(64 + FIRST, GROUP, ZERO) * outs)
+        high = weights_of(
+            like, byte, plane, second, pair, 64 + FIRST, BITS, GROUP, ZERO, MAGIC, INTERPRET
+        )
+    return low, high
+
+
+@triton.jit
 def sum_chunks(
     x_at,
     row_mask,
@@ -133,16 +217,19 @@ def sum_chunks(
     PLANES: tl.constexpr,
     MAGIC: tl.constexpr,
     STEP: tl.constexpr,
+    WHOLE: tl.constexpr,
     EVEN: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """Add the chunks `first` to `last` of w · xᵀ to total [OUTS, ROWS], without the outputs'
     factors.
 
-    x_at [STEP, ROWS] points to the first values of the rows `row_mask` [ROWS], line [OUTS, 1] to
-    the codes of chunk `first`, pair_at [OUTS] to its scales. EVEN: the input is whole chunks.
+    x_at [STEP, ROWS], or [128, ROWS] of WHOLE chunks, points to the first values of the rows
+    `row_mask` [ROWS], line [OUTS, 1] to the codes of chunk `first`, pair_at [OUTS] to its scales.
+    EVEN: the input is whole chunks.
     """
     place = tl.arange(0, STEP)
+    inner = tl.arange(0, 128)
     code_at = line + place[None, :]
     plane_at = line + 64 + (place % (16 if BITS == 5 else 32))[None, :]
     in_first = (place < 16)[None, :]
@@ -156,7 +243,30 @@ def sum_chunks(
             second = tl.load(plane_at, mask=~in_first, other=0)
         if PLANES == 1:
             pair = tl.load(pair_at)
-        for sub in tl.static_range(64 // STEP):
+        if WHOLE:
+            low, high = _sides_of(
+                like,
+                code_at,
+                plane_at,
+                pair_at,
+                plane,
+                second,
+                outs,
+                0,
+                64,
+                BITS,
+                GROUP,
+                ZERO,
+                MAGIC,
+                STEP,
+                INTERPRET,
+            )
+            there = row_mask[None, :]
+            if not EVEN:
+                there = there & (inner < width - chunk * 128)[:, None]
+            inputs = tl.load(x_at, mask=there, other=0.0)
+            total = matrix_product(_beside(low, high), inputs, total, INTERPRET)
+        for sub in tl.static_range(0 if WHOLE else 64 // STEP):
             if BITS == 6:
                 plane = tl.load(plane_at + sub * STEP % 32)
             if BITS != 8:
@@ -181,8 +291,8 @@ def sum_chunks(
                 )
                 there = row_mask[None, :]
                 if not EVEN:
-                    inner = chunk * 128 + (half * 64 + sub * STEP)
-                    there = there & (place < width - inner)[:, None]
+                    begin = chunk * 128 + (half * 64 + sub * STEP)
+                    there = there & (place < width - begin)[:, None]
                 inputs = tl.load(x_at + (half * 64 + sub * STEP), mask=there, other=0.0)
                 total = matrix_product(value, inputs, total, INTERPRET)
         code_at += outs.to(tl.int64) * BYTES
@@ -218,6 +328,7 @@ def _product_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     SPLIT: tl.constexpr,
+    WHOLE: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     STEP: tl.constexpr = step_of(BITS, GROUP)
@@ -229,7 +340,7 @@ def _product_kernel(
     held = tl.minimum(out, outs - 1)
     first = split * chunks_per_split
     last = tl.minimum(first + chunks_per_split, chunks)
-    place = tl.arange(0, STEP)
+    place = tl.arange(0, 128 if WHOLE else STEP)
     total = sum_chunks(
         x + row.to(tl.int64)[None, :] * x_stride + place[:, None] + first * 128,
         row_mask,
@@ -247,6 +358,7 @@ def _product_kernel(
         PLANES,
         MAGIC,
         STEP,
+        WHOLE,
         EVEN,
         INTERPRET,
     )
@@ -312,6 +424,7 @@ def product_packed(
         ROWS=config.rows,
         OUTS=config.outs,
         SPLIT=splits > 1,
+        WHOLE=config.whole and x.dtype != torch.float32,
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,

@@ -128,8 +128,10 @@ def _walk_kernel(
     DRAFTS: tl.constexpr,
     TILED: tl.constexpr,
     DELTA: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
-    """Walk an entry's tokens; results are fp32 [N, HEADS, VALUES], before norm and gate."""
+    """Walk an entry's tokens; results are fp32 [N, HEADS, VALUES], before norm and gate. ALONE: no
+    entry has more than one."""
     entry = tl.program_id(2)
     head = tl.program_id(1)
     first, count, length, block = read_entry(query_starts, lengths, table, entry, table_stride)
@@ -188,31 +190,32 @@ def _walk_kernel(
         TILED,
         DELTA,
     )
-    for number in range(count):
-        # After the last token, that token is read again.
-        then = (first + tl.minimum(number + 1, count - 1)).to(tl.int64)
-        next_q, next_k, next_v, next_decay, next_step, next_given = _token(
-            mixed,
-            gates,
-            steps,
-            head_decay,
-            head_step,
-            then,
-            head,
-            keys,
-            columns,
-            real,
-            inside,
-            mixed_stride,
-            gates_stride,
-            steps_stride,
-            KEY_HEADS,
-            HEADS,
-            KEYS,
-            VALUES,
-            TILED,
-            DELTA,
-        )
+    for number in range(1 if ALONE else count):
+        if not ALONE:
+            # After the last token, that token is read again.
+            then = (first + tl.minimum(number + 1, count - 1)).to(tl.int64)
+            next_q, next_k, next_v, next_decay, next_step, next_given = _token(
+                mixed,
+                gates,
+                steps,
+                head_decay,
+                head_step,
+                then,
+                head,
+                keys,
+                columns,
+                real,
+                inside,
+                mixed_stride,
+                gates_stride,
+                steps_stride,
+                KEY_HEADS,
+                HEADS,
+                KEYS,
+                VALUES,
+                TILED,
+                DELTA,
+            )
         to = out + ((first + number).to(tl.int64) * HEADS + head) * VALUES + columns
         if walks:
             state = _advance(state, k, v, decay, step, DELTA)
@@ -227,7 +230,8 @@ def _walk_kernel(
         if start + number + 1 == then_at:
             kept = (then_block * HEADS + head) * (KEYS * VALUES)
             tl.store(states + kept + home, state, mask=mask)
-        q, k, v, decay, step, given = next_q, next_k, next_v, next_decay, next_step, next_given
+        if not ALONE:
+            q, k, v, decay, step, given = next_q, next_k, next_v, next_decay, next_step, next_given
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -358,8 +362,10 @@ def recur(
     states, tail = tensor(layer.state), tensor(layer.tail)
     table, rows = tensor(batch.groups[group].tables), device_lines(batch)
     entries, count, values = len(batch.lengths), len(mixed), spec.value_size
+    # One kernel for all steps where their columns are given, and with them the rounding.
+    alone = columns is None and batch.max_count == 1
     if columns is None:
-        columns = COLUMNS if batch.max_count == 1 else FEW_COLUMNS
+        columns = COLUMNS if alone else FEW_COLUMNS
     columns = min(columns, triton.next_power_of_2(values))
     out = torch.empty(count, spec.values, dtype=torch.float32, device=mixed.device)
     strides = mixed.stride(0), gates.stride(0), steps.stride(0), table.stride(0)
@@ -388,6 +394,7 @@ def recur(
         *step,
         *strides,
         COLUMNS=columns,
+        ALONE=alone,
         **shape,
     )
     if batch.max_count > 1:
