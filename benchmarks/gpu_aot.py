@@ -52,7 +52,7 @@ class Compiled:
     grids: list[tuple[int, ...]] = field(default_factory=list)
     """One a launch."""
     columns: int = 0
-    """Of tensor memory, per block."""
+    """Columns of tensor memory that a block takes."""
     wide: bool = False
     """Its first operand is fp32, of which matrix instructions keep ten bits: it goes without."""
 

@@ -122,7 +122,7 @@ def test_quantised_experts(kind: str, tokens: int) -> None:
 
 @pytest.mark.parametrize("kind", ["4", "6"])
 def test_packed_experts_by_whole_chunks(kind: str) -> None:
-    """As sm_100 multiplies them; 160 inputs end within a chunk."""
+    """Products as sm_100 has them; 160 inputs end within a chunk."""
     count, active, tokens = 3, 2, 21
     torch.manual_seed(3)
     x, router = torch.randn(tokens, 160).half(), torch.randn(tokens, count)

@@ -33,7 +33,7 @@ class MoeConfig:
     warps: int = 4
     stages: int = 3
     whole: bool = False
-    """As in `ProductConfig`; of packed ones."""
+    """Whether packed ones multiply 128 inputs at once, see `sum_chunks`."""
 
 
 @triton.jit

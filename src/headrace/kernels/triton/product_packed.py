@@ -145,43 +145,28 @@ def _sides_of(
     """Decode COUNT values of each half of a chunk, from value FIRST of the half on → two tensors
     [OUTS, COUNT]."""
     if COUNT > STEP:
-        HALF: tl.constexpr = COUNT // 2
-        low, high = _sides_of(
-            like,
-            code_at,
-            plane_at,
-            pair_at,
-            plane,
-            second,
-            outs,
-            FIRST,
-            HALF,
-            BITS,
-            GROUP,
-            ZERO,
-            MAGIC,
-            STEP,
-            INTERPRET,
-        )
-        next_low, next_high = _sides_of(
-            like,
-            code_at,
-            plane_at,
-            pair_at,
-            plane,
-            second,
-            outs,
-            FIRST + HALF,
-            HALF,
-            BITS,
-            GROUP,
-            ZERO,
-            MAGIC,
-            STEP,
-            INTERPRET,
-        )
-        low = _beside(low, next_low)
-        high = _beside(high, next_high)
+        for side in tl.static_range(2):
+            next_low, next_high = _sides_of(
+                like,
+                code_at,
+                plane_at,
+                pair_at,
+                plane,
+                second,
+                outs,
+                FIRST + side * (COUNT // 2),
+                COUNT // 2,
+                BITS,
+                GROUP,
+                ZERO,
+                MAGIC,
+                STEP,
+                INTERPRET,
+            )
+            if side == 0:
+                low, high = next_low, next_high
+            else:
+                low, high = _beside(low, next_low), _beside(high, next_high)
     else:
         if BITS == 6:
             plane = tl.load(plane_at + FIRST % 32)
