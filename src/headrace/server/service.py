@@ -131,9 +131,9 @@ class Service:
         if self.spans is not None and hasattr(engine, "on_end"):
             engine.on_end = partial(self.spans.request, model=self.name)
 
-    def hear_with(self, ears: Ears) -> None:
-        """Serve transcription and nothing else."""
-        self._ears = ears
+    def hear_with(self, ears: Ears, names: Sequence[str] = ()) -> None:
+        """Serve transcription and nothing else, under these names: see `open`."""
+        self._ears, self._names = ears, list(names)
 
     def speak_with(self, voices: Voices) -> None:
         self._voices = voices
@@ -210,6 +210,18 @@ class Service:
                 code="unsupported_model",
             )
         return self._ears
+
+    @property
+    def hearing(self) -> Service:
+        """The service of a request for transcription that names no model: this one, or the first
+        that transcribes, loaded or at rest."""
+        resting = [] if self.residents is None else self.residents.resting
+        return next((one for one in (self, *self.models, *resting) if one.hears), self)
+
+    @property
+    def hears(self) -> bool:
+        """Whether the model transcribes."""
+        return self._ears is not None
 
     @property
     def voices(self) -> Voices:
@@ -353,6 +365,8 @@ class Service:
 
     def adapter(self, name: str | None) -> str | None:
         """Return the name if it is that of a loaded adapter and not of the model."""
+        if self.hears:
+            return None
         loaded = getattr(getattr(self.engine, "adapters", None), "loaded", {})
         return name if name and name not in self.names and name in loaded else None
 
