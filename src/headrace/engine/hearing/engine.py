@@ -1,8 +1,8 @@
 """`HearingEngine`: one served transcription model, for an event loop.
 
 Everything here belongs to one event loop and nothing imports torch or kernels. Sounds go to the
-process in files of the private folder. If a process dies with a sound, no segment already sent is
-lost. The next process transcribes the sound again, once, without the segments already sent.
+engine process in files of the private folder. If it dies with a sound, no segment already sent is
+lost. The next one transcribes the sound again, once, without the segments already sent.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ MOST_SECONDS = 2 * (4 * 3600 + 1)
 """Most audio of all sounds whose files exist: twice the longest, with the second that a resampler
 may add. That is 1.8 GB of samples on the disk of temporary files. One key may take half of it."""
 HANG_SECONDS = 20.0
-"""Silence after which the process is taken to hang: a turn is a slice of a window, and a live
-speaker waits for it."""
+"""Silence after which a process that only hears is taken to hang: a step is a slice of a window, and a
+live speaker waits for it."""
 WAIT_FOR_NEXT = 30.0
 """Seconds within which a next process must be expected for a sound to wait for it."""
 
 
 class Payload:
-    """A file for a sound's samples, read by the transcription process; closed exactly once."""
+    """A file for a sound's samples, read by the engine process; closed exactly once."""
 
     def __init__(self, path: Path, owner: str, count: int) -> None:
         self.path, self.owner = path, owner

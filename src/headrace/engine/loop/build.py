@@ -301,10 +301,8 @@ def _core(
     identity: Identity,
 ) -> tuple[EngineCore, ContextCache | None, KvManager, Lender | None]:
     options = resolved.options
-    predict = None
-    if files.arch.cross is None:  # No estimates of attention to inputs yet.
-        types = {"dtype": options.dtype, "kv_dtype": options.kv_dtype}
-        predict = step_predictor(files, device=options.device, **types)
+    types = {"dtype": options.dtype, "kv_dtype": options.kv_dtype}
+    predict = step_predictor(files, device=options.device, **types)
     stages = Layout.parse(options.layout).pp
     depth = max(options.depth or 1, stages)
     limits = Limits(
