@@ -37,8 +37,8 @@ MOST_SECONDS = 2 * (4 * 3600 + 1)
 """Most audio of all sounds whose files exist: twice the longest, with the second that a resampler
 may add. That is 1.8 GB of samples on the disk of temporary files. One key may take half of it."""
 HANG_SECONDS = 20.0
-"""Silence after which a process that only hears is taken to hang: a step is a slice of a window, and a
-live speaker waits for it."""
+"""Silence after which a process that only hears is taken to hang: a step is a slice of a window,
+and a live speaker waits for it."""
 WAIT_FOR_NEXT = 30.0
 """Seconds within which a next process must be expected for a sound to wait for it."""
 
