@@ -106,14 +106,15 @@ async def tokens(engine: Any, prompt: str) -> list[int]:
     return (await engine.generate(prompt, GREEDY)).outputs[0].token_ids
 
 
-async def everything(group: EngineGroup) -> dict[str, list[Any]]:
-    """The answers of all models, at once."""
+async def everything(group: EngineGroup, *, dies: bool = False) -> dict[str, list[Any]]:
+    """The answers of all models, at once. `dies`: errors of an engine that died are answers."""
     text, whisper, ears = group.members.values()
     numbers = range(len(SOUNDS))
     made = await asyncio.gather(
         *(heard(begun(whisper, number)) for number in numbers),
         *(heard(begun(ears, number)) for number in numbers),
         *(tokens(text, prompt) for prompt in PROMPTS),
+        return_exceptions=dies,
     )
     return {"whisper": made[:2], "moonshine": made[2:4], "text": made[4:]}
 
@@ -137,13 +138,21 @@ async def test_all_answer_as_alone(group: EngineGroup, alone: dict[str, list[Any
 async def test_each_has_one_answer_if_the_engine_dies(
     group: EngineGroup, alone: dict[str, list[Any]], how: int
 ) -> None:
-    """Killed, or stopped, which its silence shows: what was not seen comes from the next one."""
-    waiting = asyncio.ensure_future(everything(group))
+    """Killed, or stopped, which its silence shows: what was not seen comes from the next one, or,
+    on a machine where that one takes its time, an error does."""
+    slow = group.phases["total"] > 8
+    waiting = asyncio.ensure_future(everything(group, dies=True))
     await asyncio.sleep(0.05)
     pid = group.first.engine_pid
     assert pid is not None
     os.kill(pid, how)
-    assert await waiting == alone
+    found = await waiting
+    for name, answers in found.items():
+        for answer, wanted in zip(answers, alone[name], strict=True):
+            assert answer == wanted or (slow and isinstance(answer, EngineDead))
+    while not group.first.health().ready:
+        await asyncio.sleep(0.05)
+    assert await everything(group) == alone
     assert group.first.engine_pid != pid
     assert [member.health().restarts for member in group.members.values()] == [1, 1, 1]
 

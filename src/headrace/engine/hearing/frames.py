@@ -120,14 +120,16 @@ def _in(executor: InlineExecutor) -> FrameTranscriber:
 
 
 def _loaded(files: ModelFiles, form: HearingForm) -> tuple[FrameWorker, WorkerFacts]:
-    opened, team = files.opened.files, Team(form.threads)
-    network: MoonshineNetwork | ParakeetNetwork
-    if isinstance(opened, MoonshineFiles):
-        network = MoonshineNetwork(opened, team, form.precision)
-    else:
-        network = ParakeetNetwork(opened, team, form.precision)
     size = sum(path.stat().st_size for path in files.weights)
-    return FrameWorker(FrameTranscriber(network)), WorkerFacts(size, 0)
+    return FrameWorker(frame_transcriber(files, form)), WorkerFacts(size, 0)
+
+
+def frame_transcriber(files: ModelFiles, form: HearingForm) -> FrameTranscriber:
+    """Load the transcriber of such a model. Raises `ModelFileError`, `LibraryAbsent`."""
+    opened, team = files.opened.files, Team(form.threads)
+    if isinstance(opened, MoonshineFiles):
+        return FrameTranscriber(MoonshineNetwork(opened, team, form.precision))
+    return FrameTranscriber(ParakeetNetwork(opened, team, form.precision))
 
 
 class FrameWorker:

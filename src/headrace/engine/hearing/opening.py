@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ...base.config import EngineOptions
@@ -18,11 +19,10 @@ from ...speech.finding import DEFAULT_MODEL as DEFAULT_MODEL
 from ...speech.finding import KINDS, find
 from ...speech.product import Precision
 from ...speech.transcript import Transcriber
-from ..loop.build import BuildOrder, Built, LoadedEngine, OnPhase, finish, load, unheard, whole
+from ..loop.build import BuildOrder, Built, LoadedEngine, OnPhase, build, finish, load
 from ..loop.core import EngineCore
-from ..loop.real import REAL_WORKER
 from .desk import Desk, warming
-from .frames import FRAMES, build_frames, open_frames, transcriber_in
+from .frames import FRAMES, build_frames, frame_transcriber, open_frames, transcriber_in
 from .options import engine_options, form_of
 from .runner import WalkRunner
 
@@ -54,9 +54,19 @@ def open_transcriber(
         keep_packed=keep,
     )
     files = open_hearing(folder, options)
-    loaded = load_hearing(BuildOrder(options, files, REAL_WORKER), unheard)
-    built = loaded if isinstance(loaded, Built) else whole(finish(loaded, None, unheard))
-    return transcriber_of(built, files)
+    form = form_of(options)
+    with _on_our_kernels():
+        if files.format == FRAMES:
+            return frame_transcriber(files, form)
+        return transcriber_of(build(engine_options(options, form), files), files)
+
+
+@contextmanager
+def _on_our_kernels() -> Iterator[None]:
+    try:
+        yield
+    except LibraryAbsent as absent:
+        raise UnsupportedModel(f"speech runs on the CPU kernels alone: {absent}") from absent
 
 
 def open_hearing(folder: Path, options: EngineOptions) -> ModelFiles:
@@ -70,13 +80,11 @@ def open_hearing(folder: Path, options: EngineOptions) -> ModelFiles:
 def load_hearing(wanted: BuildOrder, on_phase: OnPhase) -> LoadedEngine | Built:
     """Load a transcription model's weights; those of Parakeet and Moonshine are then complete.
     Raises as `build`, and `UnsupportedModel` without the CPU kernels."""
-    form = form_of(wanted.options)
-    try:
+    with _on_our_kernels():
         if wanted.files.format == FRAMES:
             return build_frames(wanted)
-        return load(wanted._replace(options=engine_options(wanted.options, form)), on_phase)
-    except LibraryAbsent as absent:
-        raise UnsupportedModel(f"speech runs on the CPU kernels alone: {absent}") from absent
+        options = engine_options(wanted.options, form_of(wanted.options))
+        return load(wanted._replace(options=options), on_phase)
 
 
 def finish_hearing(
