@@ -11,9 +11,9 @@ second chat, with one sound of ten seconds after the other. Each load runs
   together    all three at once, in one server
   loading     the two chats in one server, while a fourth model is loaded and unloaded
 
-A gap is the time between two pieces of a stream, or of an embedding or a sound its whole request. Memory is
-the proportional set size of all processes below `headrace serve`, after the loads. The clock of a
-busy machine says nothing: the load average is written down.
+A gap is the time between two pieces of a stream, or of an embedding or a sound its whole request.
+Memory is the proportional set size of all processes below `headrace serve`, after the loads. The
+clock of a busy machine says nothing: the load average is written down.
 """
 
 from __future__ import annotations

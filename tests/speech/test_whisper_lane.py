@@ -31,7 +31,7 @@ from tiny.kept import Kept
 
 from .whisper_parts import sound
 
-FAST = Supervision(hang=4.0, late=1.0, stacks=0.5, back_off=0.1)
+FAST = Supervision(hang=15.0, late=1.0, stacks=5, back_off=0.1, dumps=Path("/tmp/h_dumps"))
 SHARED: dict[str, Any] = {
     "device": "cpu",
     "threads": 1,
@@ -172,7 +172,7 @@ async def test_it_comes_and_goes_while_text_is_served(
             sounds = [begun(engine, one) for one in (0, 1)]
             hearing = asyncio.gather(*map(heard, sounds))
             await asyncio.sleep(0)
-            leaving = asyncio.ensure_future(group.unload(number))
+            leaving = asyncio.ensure_future(group.unload(number, 240.0))
             await asyncio.sleep(0)
             with pytest.raises(ShuttingDown, match="unloaded"):
                 begun(engine, 0)

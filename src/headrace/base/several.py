@@ -45,7 +45,7 @@ class ModelChoice:
     own: frozenset[str] = frozenset()
     """Options that were set for this model alone."""
     hears: bool = False
-    """Whether it is a transcription model."""
+    """Flag: it transcribes."""
 
     @property
     def served(self) -> tuple[str, ...]:

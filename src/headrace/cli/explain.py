@@ -89,19 +89,19 @@ def _explained(chosen: Sequence[ModelChoice], *, quiet: bool) -> list[_Explained
     return found
 
 
-class _Opened(NamedTuple):
+class _ExplainedFiles(NamedTuple):
     options: EngineOptions
     files: ModelFiles
     decisions: list[Decision]
     """Decisions beyond those of every model."""
 
 
-def _open(choice: ModelChoice, bars: DownloadBars, *, shared: bool) -> _Opened:
+def _open(choice: ModelChoice, bars: DownloadBars, *, shared: bool) -> _ExplainedFiles:
     """Open a model. Raises the errors of `own_options`, `find` and of the files."""
     options = choice.options
     where: dict[str, Any] = {"cache_dir": options.cache_dir, "offline": options.offline}
     if not hears(options.model, **where):
-        return _Opened(options, open_model(options.model, progress=bars, **where), [])
+        return _ExplainedFiles(options, open_model(options.model, progress=bars, **where), [])
     # Local: imports the tokenizers, which no other explanation needs.
     from ..loader.whisper import open_transcription
 
@@ -109,7 +109,7 @@ def _open(choice: ModelChoice, bars: DownloadBars, *, shared: bool) -> _Opened:
     form = form_of(options)
     folder = find(options.model, progress=bars, **where)
     files = open_transcription(folder, coded=form.precision == "int8")
-    return _Opened(
+    return _ExplainedFiles(
         engine_options(options, form), replace(files, name=options.model), form.decisions
     )
 

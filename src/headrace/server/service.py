@@ -212,18 +212,6 @@ class Service:
         return self._ears
 
     @property
-    def hearing(self) -> Service:
-        """The service of a request for transcription that names no model: this one, or the first
-        that transcribes, loaded or at rest."""
-        resting = [] if self.residents is None else self.residents.resting
-        return next((one for one in (self, *self.models, *resting) if one.hears), self)
-
-    @property
-    def hears(self) -> bool:
-        """Whether the model transcribes."""
-        return self._ears is not None
-
-    @property
     def voices(self) -> Voices:
         """The speech synthesis routes. Raises as `engine` does, and `InvalidRequest` if the model
         cannot synthesise speech."""
@@ -365,9 +353,7 @@ class Service:
 
     def adapter(self, name: str | None) -> str | None:
         """Return the name if it is that of a loaded adapter and not of the model."""
-        if self.hears:
-            return None
-        loaded = getattr(getattr(self.engine, "adapters", None), "loaded", {})
+        loaded = getattr(getattr(self._engine, "adapters", None), "loaded", {})
         return name if name and name not in self.names and name in loaded else None
 
     def check_new_name(self, name: str) -> None:

@@ -34,7 +34,7 @@ Member = AsyncEngine | HearingEngine
 OnFiles = Callable[[WireFiles], None]
 
 
-class _Opened(NamedTuple):
+class _MemberFiles(NamedTuple):
     """A model that is open for its server."""
 
     choice: ModelChoice
@@ -56,8 +56,8 @@ class EngineGroup:
         self._tasks = tasks
         self._early: list[Any] = []
         self._numbers = count(1)
-        self._opened: dict[int, _Opened] = {}
-        self._coming: dict[int, _Opened] = {}
+        self._opened: dict[int, _MemberFiles] = {}
+        self._coming: dict[int, _MemberFiles] = {}
         """Models that the engine process loads."""
         self._asked: dict[int, asyncio.Future[None]] = {}
         """Questions about models that the engine process has not answered yet."""
@@ -132,7 +132,7 @@ class EngineGroup:
         for message in early:
             self._receive(message)
 
-    def _join(self, number: int, opened: _Opened) -> Member:
+    def _join(self, number: int, opened: _MemberFiles) -> Member:
         choice, _, model = opened
         name = choice.names[0] if choice.names else None
         common = self._supervisor, self._tasks
@@ -341,14 +341,14 @@ def _heard(chosen: Sequence[ModelChoice], *, shared: bool) -> list[ModelChoice]:
     return found
 
 
-async def _opened(choice: ModelChoice, progress: Any, on_files: OnFiles) -> _Opened:
+async def _opened(choice: ModelChoice, progress: Any, on_files: OnFiles) -> _MemberFiles:
     """Open a model: see `open_for_serving`."""
     options = choice.options
     if not choice.hears:
         model = await open_for_serving(
             options, progress, lambda files: on_files(WireFiles.of(files))
         )
-        return _Opened(choice, WireFiles.of(model.files), model)
+        return _MemberFiles(choice, WireFiles.of(model.files), model)
     folder = await asyncio.to_thread(
         find,
         options.model,
@@ -358,4 +358,4 @@ async def _opened(choice: ModelChoice, progress: Any, on_files: OnFiles) -> _Ope
     )
     files = WireFiles(options.model, "", str(folder))
     on_files(files)
-    return _Opened(choice, files, None)
+    return _MemberFiles(choice, files, None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from ...base.arch import ModelArch
 from ...base.errors import DoesNotFit, InvalidRequest
@@ -38,12 +37,6 @@ from .options import HearingForm, form_of
 
 FRAMES = "frames"
 """`ModelFiles.format` of these models' folders."""
-
-
-class _Opened(NamedTuple):
-    """The open files, in `ModelFiles.opened`."""
-
-    files: MoonshineFiles | ParakeetFiles
 
 
 def open_frames(folder: Path, kind: str) -> ModelFiles:
@@ -76,7 +69,7 @@ def open_frames(folder: Path, kind: str) -> ModelFiles:
         arch=arch,
         tokenizer=folder / "tokenizer.json",
         chat_template=None,
-        opened=_Opened(opened),
+        opened=opened,
     )
 
 
@@ -126,7 +119,7 @@ def _loaded(files: ModelFiles, form: HearingForm) -> tuple[FrameWorker, WorkerFa
 
 def frame_transcriber(files: ModelFiles, form: HearingForm) -> FrameTranscriber:
     """Load the transcriber of such a model. Raises `ModelFileError`, `LibraryAbsent`."""
-    opened, team = files.opened.files, Team(form.threads)
+    opened, team = files.opened, Team(form.threads)
     if isinstance(opened, MoonshineFiles):
         return FrameTranscriber(MoonshineNetwork(opened, team, form.precision))
     return FrameTranscriber(ParakeetNetwork(opened, team, form.precision))

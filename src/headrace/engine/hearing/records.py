@@ -1,4 +1,4 @@
-"""What a transcription request asks and what it is told, on its way between processes."""
+"""Options of a transcription request, and its results, on their way between processes."""
 
 from __future__ import annotations
 
