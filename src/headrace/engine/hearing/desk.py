@@ -95,7 +95,7 @@ class Desk:
             while self.waiting and len(self.running) < AT_ONCE:
                 self._begin(self.waiting.popleft())
             count = len(self.running)
-            for sound in list(self.running):
+            for sound in sorted(self.running, key=lambda sound: not sound.wanted.options.live):
                 self._step(sound)
             ended = len(self.running) < count
         if self.running:

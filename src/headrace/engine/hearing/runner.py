@@ -66,6 +66,9 @@ class WalkRunner:
         self._jobs: dict[WalkUnderWay[Any], _Pending] = {}
         self._owners: dict[str, WalkUnderWay[Any]] = {}
         """Jobs by the names of their requests under way."""
+        self._opened = False
+        """Whether a window was lent since the last step. Its features take 20 ms of the loop, so a
+        second one waits for the next step: other models' texts do not wait for all of them."""
 
     @property
     def free_windows(self) -> int:
@@ -79,8 +82,9 @@ class WalkRunner:
         return SoundShare(f"{next(self._sounds)}")
 
     def lend(self, share: SoundShare) -> int | None:
-        if share.unread or len(self._free) <= RESERVED * (share.windows > 0):
+        if self._opened or share.unread or len(self._free) <= RESERVED * (share.windows > 0):
             return None
+        self._opened = True
         share.windows += 1
         share.unread += 1
         return self._free.pop()
@@ -105,6 +109,7 @@ class WalkRunner:
         self.take(self._core.turn())
 
     def take(self, deltas: list[SequenceDelta]) -> None:
+        self._opened = False
         for delta in deltas:
             self._take(delta)
 
@@ -171,6 +176,6 @@ class WalkRunner:
                 self._core.abort(name, self._model)
 
     def _end(self, job: WalkUnderWay[Any]) -> None:
-        job.done = True
+        job.done, self._opened = True, False
         if self._jobs.pop(job).fresh:
             job.share.unread -= 1
