@@ -31,7 +31,7 @@ from tiny.kept import Kept
 
 from .whisper_parts import sound
 
-FAST = Supervision(hang=15.0, late=1.0, stacks=5, back_off=0.1, dumps=Path("/tmp/h_dumps"))
+FAST = Supervision(hang=15.0, late=1.0, stacks=0.5, back_off=0.1)
 SHARED: dict[str, Any] = {
     "device": "cpu",
     "threads": 1,

@@ -254,7 +254,7 @@ class Encodings:
         first, left = found.planned, self.shape.slices - found.planned
         room = WHOLE_SECONDS if self.shape.whole else room_of(len(decodes))
         if shared:
-            room = STEP_SECONDS
+            room = STEP_SECONDS / 2
         count = self.prices.slices_that_fit(found.units, left, plan.tokens, room)
         found.planned += count
         found.in_flight += 1
