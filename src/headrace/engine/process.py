@@ -54,6 +54,8 @@ def run(channel: Channel, arguments: Namespace, leave: ExitStack) -> None:
     from ..loader.gguf_model import gguf_of
     from .loop.several import Models
 
+    for module in arguments.imports:
+        import_module(module)
     channel.send(messages.Phase("import_engine", time.monotonic() - begin))
     if import_torch:
         begin = time.monotonic()

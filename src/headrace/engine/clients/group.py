@@ -93,6 +93,9 @@ class EngineGroup:
             on_message=lambda message: groups[0]._receive(message),
             on_down=lambda kind, error: groups[0]._down(kind, error),
             tasks=tasks,
+            imports=("headrace.engine.hearing.opening",)
+            if any(one.hears for one in chosen)
+            else (),
         )
         group = cls(supervisor, tasks)
         groups.append(group)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,11 @@ class Supervisor:
         on_message: Callable[[Any], None],
         on_down: Callable[[str, EngineDead], None],
         tasks: TaskWatch,
+        imports: Sequence[str] = (),
     ) -> None:
         """`on_message`: gets a ready engine's messages. `on_down`: called with the kind of failure
         (death, hang, start) and the error when the engine and its work are gone. `tasks`: runs the
-        supervision."""
+        supervision. `imports`: further modules that the process imports before it is configured."""
         self.state = State.STARTING
         self.phases: dict[str, float] = {}
         self.restarts = 0
@@ -59,6 +60,7 @@ class Supervisor:
         self._worker = worker
         self._on_message = on_message
         self._on_down = on_down
+        self._imports = imports
         self._configuration: Callable[[str], Any] | None = None
         """Makes the first message to a process from the path of its flight recorder."""
         self._private = PrivateFolder()
@@ -243,6 +245,7 @@ class Supervisor:
         here = self._worker == REAL_WORKER and self._options.executor == "inline"
         if here and wants_torch(self._options):
             arguments.append("--torch")
+        arguments += [word for module in self._imports for word in ("--import", module)]
         layout = Layout.parse(self._options.layout)
         if self._options.launcher == "local":
             arguments += ["--ranks", str(layout.devices)]
