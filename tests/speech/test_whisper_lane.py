@@ -216,7 +216,7 @@ def test_options_of_text_are_not_those_of_a_sound() -> None:
     own = own_options(speech, shared=True)
     assert (own.kv_dtype, own.threads) == ("float32", 2)
     assert own.max_sequences == EngineOptions().max_sequences
-    with pytest.raises(OptionError, match="kv_dtype of a speech model"):
+    with pytest.raises(OptionError, match="max_sequences means nothing"):
         own_options(text, shared=False)
     (wrong,) = read_models(["whisper-base:max_adapters=2"], common)
     with pytest.raises(OptionError, match="max_adapters means nothing"):
