@@ -1,23 +1,25 @@
 """Several models in one server: gaps between tokens, and memory, against servers of their own.
 
-    python benchmarks/several_models.py [--seconds 20] [--rounds 2] [--json out.json]
+    python benchmarks/several_models.py [--seconds 20] [--rounds 2] [--json out.json] [--hears]
 
 Two chats (qwen2.5-coder-0.5b, smollm2-135m) stream without a pause and an embedding model
-(all-minilm-l6-v2) answers one request after the other. Each load runs
+(all-minilm-l6-v2) answers one request after the other. `--hears`: whisper-base in place of the
+second chat, with one sound of ten seconds after the other. Each load runs
 
   alone       the one load in a server of its own: nothing else computes
   apart       all three at once, in three servers on the same cores
   together    all three at once, in one server
   loading     the two chats in one server, while a fourth model is loaded and unloaded
 
-A gap is the time between two pieces of a stream, or of an embedding its whole request. Memory is
-the proportional set size of all processes below `headrace serve`, after the loads. The clock of a
-busy machine says nothing: the load average is written down.
+A gap is the time between two pieces of a stream, or of an embedding or a sound its whole request.
+Memory is the proportional set size of all processes below `headrace serve`, after the loads. The
+clock of a busy machine says nothing: the load average is written down.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -26,16 +28,17 @@ import subprocess
 import sys
 import threading
 import time
+import wave
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 
 CHATS = ("qwen2.5-coder-0.5b", "smollm2-135m")
-VECTORS = "all-minilm-l6-v2"
-MODELS = (*CHATS, VECTORS)
+VECTORS, EARS = "all-minilm-l6-v2", "whisper-base"
 INPUT = ["The water wheel of the old mill turns in the race below the weir. "] * 8
 QUESTION = [{"role": "user", "content": "Tell a long story about a river and a mill."}]
 
@@ -44,8 +47,9 @@ QUESTION = [{"role": "user", "content": "Tell a long story about a river and a m
 def serving(*models: str, rows: int = 8) -> Any:
     """Yield (address, operator's address, process) of a server of these models."""
     command = [sys.executable, "-m", "headrace", "serve", *models, "--port", "0"]
-    command += ["--operator-port", "0", "--max-sequences", str(rows), "--offline"]
-    command += ["--context-cache", "0", "--speculate", "off", "--log-level", "warning"]
+    command += ["--operator-port", "0", "--offline", "--log-level", "warning"]
+    if models != (EARS,):
+        command += ["--max-sequences", str(rows), "--context-cache", "0", "--speculate", "off"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     operator = url = ""
@@ -99,14 +103,31 @@ def embed(url: str, model: str, end: threading.Event, gaps: list[float]) -> None
             gaps.append(time.perf_counter() - begin)
 
 
+def hear(url: str, model: str, end: threading.Event, gaps: list[float]) -> None:
+    """Transcribe ten seconds, again and again; note the seconds of each request."""
+    t = np.arange(16_000 * 10) / 16_000
+    samples = 0.3 * np.sin(2 * np.pi * (200 + 50 * np.sin(3 * t)) * t) * np.sin(4 * t)
+    held = io.BytesIO()
+    with wave.open(held, "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes((samples * 32767).astype("<i2").tobytes())
+    with httpx.Client(timeout=300) as client:
+        while not end.is_set():
+            begin = time.perf_counter()
+            form = {"files": {"file": held.getvalue()}, "data": {"model": model, "language": "en"}}
+            client.post(f"{url}/v1/audio/transcriptions", **form).raise_for_status()
+            gaps.append(time.perf_counter() - begin)
+
+
+LOADS = {CHATS[0]: stream, CHATS[1]: stream, VECTORS: embed, EARS: hear}
+
+
 def loads(urls: dict[str, str], seconds: float) -> dict[str, dict[str, float]]:
     """Run the load of each model on its address; return the quantiles of its gaps in ms."""
     end = threading.Event()
     gaps: dict[str, list[float]] = {model: [] for model in urls}
     threads = [
-        threading.Thread(
-            target=stream if model in CHATS else embed, args=(url, model, end, gaps[model])
-        )
+        threading.Thread(target=LOADS[model], args=(url, model, end, gaps[model]))
         for model, url in urls.items()
     ]
     for thread in threads:
@@ -135,18 +156,20 @@ def memory(process: subprocess.Popen[str]) -> dict[str, float]:
     return {"processes": len(every), "pss_mib": round(pss / 2**20, 1)}
 
 
-def run(seconds: float) -> dict[str, Any]:
+def run(models: tuple[str, ...], seconds: float) -> dict[str, Any]:
     found: dict[str, Any] = {"load_average": os.getloadavg()[0], "alone": {}, "memory": {}}
     with ExitStack() as stack:
-        servers = {model: stack.enter_context(serving(model)) for model in MODELS}
+        servers = {model: stack.enter_context(serving(model)) for model in models}
         for model, (url, _, _) in servers.items():
             found["alone"] |= loads({model: url}, seconds)
         found["apart"] = loads({model: url for model, (url, _, _) in servers.items()}, seconds)
         each = {model: memory(process) for model, (_, _, process) in servers.items()}
         found["memory"]["apart"] = each
-    with serving(*MODELS) as (url, operator, process):
-        found["together"] = loads(dict.fromkeys(MODELS, url), seconds)
+    with serving(*models) as (url, operator, process):
+        found["together"] = loads(dict.fromkeys(models, url), seconds)
         found["memory"]["together"] = memory(process)
+        if EARS in models:
+            return found
         took: list[float] = []
         end = threading.Event()
 
@@ -174,10 +197,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="length of each load")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--hears", action="store_true", help="whisper-base as the second model")
     given = parser.parse_args()
     rounds = []
     for number in range(given.rounds):
-        rounds.append(run(given.seconds))
+        rounds.append(run((CHATS[0], EARS if given.hears else CHATS[1], VECTORS), given.seconds))
         print(f"round {number + 1} of {given.rounds}", json.dumps(rounds[-1], indent=1), flush=True)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False

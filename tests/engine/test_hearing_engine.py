@@ -13,9 +13,11 @@ import pytest
 
 from headrace.base.config import EngineOptions
 from headrace.base.errors import DownloadError, EngineDead, InvalidRequest, OptionError, Overloaded
+from headrace.base.several import ModelChoice
+from headrace.engine.clients.group import EngineGroup
 from headrace.engine.clients.supervision import Supervision
 from headrace.engine.hearing.engine import Hearing, HearingEngine
-from headrace.engine.hearing.messages import HearOptions, SoundEnd
+from headrace.engine.hearing.records import HearOptions, SoundEnd
 from headrace.loader.catalog import CATALOG
 from headrace.loader.download import fetch_catalog
 
@@ -30,8 +32,11 @@ async def engine() -> AsyncIterator[HearingEngine]:
     except DownloadError as error:
         pytest.skip(f"no whisper-base: {error.message}")
     options = EngineOptions(model="whisper-base", max_waiting=3, threads=2)
-    async with await HearingEngine.start(options, supervision=FAST) as made:
-        yield made
+    group = await EngineGroup.start([ModelChoice(options)], supervision=FAST)
+    made = group.members[0]
+    assert isinstance(made, HearingEngine)
+    yield made
+    await group.close()
 
 
 def begun(engine: HearingEngine, seconds: float = 4.0, **options: object) -> Hearing:
@@ -97,4 +102,4 @@ async def test_what_kills_twice_is_refused(engine: HearingEngine) -> None:
 async def test_options_that_mean_nothing_are_refused() -> None:
     for fields in ({"max_adapters": 2}, {"device": "cuda"}, {"quantise": "fp8"}):
         with pytest.raises(OptionError):
-            await HearingEngine.start(EngineOptions(model="whisper-base", **fields))  # type: ignore[arg-type]
+            await EngineGroup.start([ModelChoice(EngineOptions(model="whisper-base", **fields))])  # type: ignore[arg-type]

@@ -290,7 +290,7 @@ def test_a_fault_of_a_new_model_is_not_the_others(
         raise ValueError("it is broken")
         yield
 
-    def opened(files: WireFiles) -> ModelFiles:
+    def opened(files: WireFiles, options: EngineOptions) -> ModelFiles:
         if place == "open" and opening:
             raise ValueError("it is broken")
         return files.open()

@@ -467,6 +467,18 @@ def test_a_step_has_the_slices_and_the_prompt_that_its_seconds_hold() -> None:
     assert known.slices_that_fit(100_000, 32, tokens=400, room=room_of(10)) == 1
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_step_that_other_models_wait_for_has_fewer_slices(*, whole: bool) -> None:
+    counts = []
+    for shared in (None, 64):
+        d = encoding_driver(EncoderShape(slices=64, width=1, bound=160, whole=whole))
+        d.scheduler.room.shared = shared
+        d.add(with_inputs(request_of("a", [1] * 20), (0, 4, b"a")))
+        d.submit()
+        counts.append(d.plans[0].counts[-1])
+    assert counts == ([25, 6] if whole else [62, 6]), "4 ms a slice: 100 or 250 ms, and 25"
+
+
 def test_prices_follow_the_steps() -> None:
     known = prices(1e-3, 1e-5)
     for _ in range(20):

@@ -13,7 +13,8 @@ from headrace.base.config import EngineOptions
 from headrace.engine.clients.supervision import State
 from headrace.engine.clients.supervisor import Supervisor
 from headrace.engine.hearing.engine import RATE, HearingEngine
-from headrace.engine.hearing.messages import Hear, HeardSoFar, SoundEnd
+from headrace.engine.hearing.records import SoundEnd
+from headrace.engine.messages import Hear, HeardSoFar
 from headrace.obs.tasks import TaskWatch
 
 
@@ -42,7 +43,7 @@ class FakeHearing(HearingEngine):
     def end(self, asked: Hear) -> None:
         seconds = asked.count / RATE
         end = SoundEnd("en", seconds, [])
-        self._receive(HeardSoFar(asked.request_id, [], seconds, end))
+        self.receive(HeardSoFar(asked.request_id, [], seconds, end))
 
     async def settled(self) -> None:
         """Wait until nothing is removed any more."""

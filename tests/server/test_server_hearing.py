@@ -368,7 +368,7 @@ def hearing_process(server: Running) -> psutil.Process:
     return next(
         child
         for child in psutil.Process(server.process.pid).children(recursive=True)
-        if "headrace.engine.hearing.process" in child.cmdline()
+        if "headrace.engine.process" in child.cmdline()
     )
 
 

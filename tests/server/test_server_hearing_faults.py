@@ -69,7 +69,7 @@ def ears(server: Running) -> psutil.Process:
     for _ in range(2_000):
         for child in psutil.Process(server.process.pid).children(recursive=True):
             try:
-                if "headrace.engine.hearing.process" in child.cmdline():
+                if "headrace.engine.process" in child.cmdline():
                     return child
             except psutil.NoSuchProcess:
                 continue

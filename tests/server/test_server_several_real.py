@@ -1,13 +1,16 @@
-"""The default model, SmolLM2 and MiniLM in one server: answers of servers of their own."""
+"""The default model, SmolLM2, MiniLM and Whisper in one server: answers of servers of their own."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import threading
+import wave
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import psutil
 import pytest
@@ -16,14 +19,30 @@ from processes import Running, headrace, running
 pytestmark = pytest.mark.model
 
 CHATS = ("qwen2.5-coder-0.5b", "smollm2-135m")
-VECTORS = "all-minilm-l6-v2"
-MODELS = (*CHATS, VECTORS)
+VECTORS, EARS = "all-minilm-l6-v2", "whisper-base"
+MODELS = (*CHATS, VECTORS, EARS)
 FLAGS = ("--port", "0", "--max-sequences", "8")
 QUESTIONS = ("What is the capital of France?", "Write a haiku about rivers.")
 TEXTS = ["The wheel turns.", "A river has two banks.", "def add(a, b): return a + b"]
 
 
+def hum() -> bytes:
+    """Eight seconds of a voice without words."""
+    t = np.arange(16_000 * 8) / 16_000
+    samples = 0.3 * np.sin(2 * np.pi * (200 + 50 * np.sin(3 * t)) * t) * np.sin(4 * t)
+    held = io.BytesIO()
+    with wave.open(held, "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes((samples * 32767).astype("<i2").tobytes())
+    return held.getvalue()
+
+
 def ask(client: openai.OpenAI, model: str) -> list[Any]:
+    if model == EARS:
+        reply = client.audio.transcriptions.create(
+            model=model, file=("hum.wav", hum()), response_format="verbose_json", language="en"
+        )
+        return [reply.text, [one.tokens for one in reply.segments or ()]]
     if model == VECTORS:
         reply = client.embeddings.create(model=model, input=TEXTS, encoding_format="float")
         return [one.embedding for one in reply.data]
@@ -44,7 +63,8 @@ def ask(client: openai.OpenAI, model: str) -> list[Any]:
 def alone() -> dict[str, list[Any]]:
     found = {}
     for model in MODELS:
-        with running(headrace("serve", model, *FLAGS)) as server:
+        flags = FLAGS[:2] if model == EARS else FLAGS
+        with running(headrace("serve", model, *flags)) as server:
             found[model] = ask(server.openai(), model)
     return found
 

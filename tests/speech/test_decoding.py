@@ -159,6 +159,21 @@ def test_side_by_side_is_as_alone(transcriber: Transcriber) -> None:
     assert transcriber.jobs.free_windows == free
 
 
+def test_one_window_is_opened_between_two_steps(transcriber: Transcriber) -> None:
+    """Its features are computed in the loop, which other models' texts wait for."""
+    jobs = transcriber.jobs
+    jobs.turn()
+    one, two = jobs.share(), jobs.share()
+    window = jobs.lend(one)
+    assert window is not None
+    assert jobs.lend(two) is None
+    jobs.turn()
+    other = jobs.lend(two)
+    assert other is not None
+    jobs.take_back(one, window)
+    jobs.take_back(two, other)
+
+
 def together(
     transcriber: Transcriber, sounds: list[np.ndarray], options: DecodingOptions
 ) -> list[Transcript]:

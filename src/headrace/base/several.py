@@ -42,6 +42,10 @@ class ModelChoice:
     """Names under which it is served; none: its own."""
     weight: float = 1.0
     """Share of the time, relative to other models, while several have work."""
+    own: frozenset[str] = frozenset()
+    """Options that were set for this model alone."""
+    hears: bool = False
+    """Flag: it transcribes."""
 
     @property
     def served(self) -> tuple[str, ...]:
@@ -116,7 +120,7 @@ def _read(word: str, options: EngineOptions) -> ModelChoice:
             )
     chosen = replace(options, model=found["model"], **own)
     chosen.verify()
-    return ModelChoice(chosen, tuple(names), weight)
+    return ModelChoice(chosen, tuple(names), weight, frozenset(own))
 
 
 def _weight(value: str) -> float:

@@ -18,7 +18,7 @@ from ..base.hardware import hardware
 from ..base.modelfiles import ModelFiles
 from ..base.process import Others, busy_words
 from ..base.several import ModelChoice, read_models
-from ..engine.hearing.options import engine_options, form_of, verify
+from ..engine.hearing.options import engine_options, form_of, own_options
 from ..engine.loop.prediction import drafts_that_pay
 from ..engine.loop.start import beside_of, keeping
 from ..engine.loop.start import explain as resolve
@@ -58,12 +58,8 @@ def show(
     chosen: Sequence[ModelChoice], server: ServerOptions | None, *, as_json: bool = False
 ) -> None:
     """Print the decisions of a start with these models."""
-    first = chosen[0].options
     others = Others()
-    if len(chosen) == 1 and hears(first.model, cache_dir=first.cache_dir, offline=first.offline):
-        found = [_transcribing(first)]
-    else:
-        found = _explained(chosen, quiet=as_json)
+    found = _explained(chosen, quiet=as_json)
     if as_json:
         each = [_plain(server, one) for one in found]
         print(json.dumps({"models": each} if len(each) > 1 else each[0], ensure_ascii=False))
@@ -80,41 +76,42 @@ def show(
 
 def _explained(chosen: Sequence[ModelChoice], *, quiet: bool) -> list[_Explained]:
     with DownloadBars(sys.stderr, enabled=not quiet) as bars:
-        files = [
-            open_model(
-                one.options.model,
-                cache_dir=one.options.cache_dir,
-                offline=one.options.offline,
-                progress=bars,
-            )
-            for one in chosen
-        ]
+        opened = [_open(one, bars, shared=len(chosen) > 1) for one in chosen]
+    files = [one.files for one in opened]
     found: list[_Explained] = []
-    for place, (choice, opened) in enumerate(zip(chosen, files, strict=True)):
-        options = choice.options
-        plans = [one.memory for one in found]
+    for place, (serving, one, decided) in enumerate(opened):
+        plans = [each.memory for each in found]
         beside = beside_of(plans, files[place + 1 :], keeping(files))
-        decisions, memory = resolve(options, opened, hardware(), beside)
-        if options.speculate != "off":
-            decisions.append(drafts_that_pay(options, opened))
-        found.append(_Explained(options, opened, decisions, memory))
+        decisions, memory = resolve(serving, one, hardware(), beside)
+        if serving.speculate != "off":
+            decisions.append(drafts_that_pay(serving, one))
+        found.append(_Explained(serving, one, [*decisions, *decided], memory))
     return found
 
 
-def _transcribing(options: EngineOptions) -> _Explained:
-    """Return the decisions about a Whisper. Raises the errors of `verify`, `find` and
-    `open_transcription`."""
+class _ExplainedFiles(NamedTuple):
+    options: EngineOptions
+    files: ModelFiles
+    decisions: list[Decision]
+    """Decisions beyond those of every model."""
+
+
+def _open(choice: ModelChoice, bars: DownloadBars, *, shared: bool) -> _ExplainedFiles:
+    """Open a model. Raises the errors of `own_options`, `find` and of the files."""
+    options = choice.options
+    where: dict[str, Any] = {"cache_dir": options.cache_dir, "offline": options.offline}
+    if not hears(options.model, **where):
+        return _ExplainedFiles(options, open_model(options.model, progress=bars, **where), [])
     # Local: imports the tokenizers, which no other explanation needs.
     from ..loader.whisper import open_transcription
 
-    verify(options)
-    folder = find(options.model, cache_dir=options.cache_dir, offline=options.offline)
+    options = own_options(choice, shared=shared)
     form = form_of(options)
+    folder = find(options.model, progress=bars, **where)
     files = open_transcription(folder, coded=form.precision == "int8")
-    serving = engine_options(options, form)
-    decisions, memory = resolve(serving, files, hardware())
-    named = replace(files, name=options.model)
-    return _Explained(serving, named, [*decisions, *form.decisions], memory)
+    return _ExplainedFiles(
+        engine_options(options, form), replace(files, name=options.model), form.decisions
+    )
 
 
 def _decided(one: _Explained, server: ServerOptions | None) -> Table:

@@ -12,7 +12,7 @@ import typer
 from ..base.config import DEFAULT_MODEL, EngineOptions, ServerOptions
 from ..base.errors import OptionError
 from ..base.hardware import hardware
-from ..base.several import ModelChoice, read_models
+from ..base.several import read_models
 from ..engine.loop.context import served_size
 from ..engine.programs.files import is_program
 from ..loader.catalog import proposed
@@ -22,7 +22,7 @@ from ..server.run import ServerProcess, StartEngine, import_routes, take_ports
 from ..speech.finding import hears
 from .brief import BriefHelp
 from .configured import configured
-from .start import hearing, running, several, started
+from .start import running, several, started
 from .translate import listed, translate
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -109,7 +109,7 @@ def serve(
     """Serve models over HTTP, OpenAI-compatible. A MODEL is fetched if not on disk.
 
     Requests choose a model by name. MODEL:kv=2GiB,name=ALIAS sets options of one.
-    A speech model is served alone, programs (NAME.onnx) at /v2/models.
+    Programs (NAME.onnx) are served at /v2/models.
     """
     asked = [word for word in models if is_program(word)]
     if asked:
@@ -117,24 +117,21 @@ def serve(
     alone = bool(asked) and len(asked) == len(models)
     chosen = read_models(asked[:1] if alone else [w for w in models if w not in asked], engine)
     engine = chosen[0].options
-    found = [
-        one.options.model
+    heard = [
+        not alone and hears(one.options.model, cache_dir=engine.cache_dir, offline=engine.offline)
         for one in chosen
-        if not alone
-        and hears(one.options.model, cache_dir=engine.cache_dir, offline=engine.offline)
     ]
-    speech = bool(found)
     if alone and profile is not None:
         raise OptionError("a profile is of a model; a program takes none", param="profile")
     if len(chosen) > 1 or chosen[0].names:
-        _check_several(chosen, found, server, profile)
+        _check_several(server, profile)
     admitted = None
     if profile is not None:
         from ..factory.admit import admit, certified  # Local: other runs do without its imports.
 
         admitted = admit(profile, engine)
         engine = admitted.options
-    if engine.context_cache == "auto" and not (speech or alone):
+    if engine.context_cache == "auto" and not (all(heard) or alone):
         engine = replace(engine, context_cache=served_size(engine))
         chosen = [
             replace(one, options=replace(one.options, context_cache=engine.context_cache))
@@ -156,9 +153,9 @@ def serve(
 
         if followed(engine):
             return
-    start: StartEngine = partial(hearing if speech else started, engine)
+    start: StartEngine = partial(started, engine)
     if not alone and (
-        len(chosen) > 1 or chosen[0].names or (server.operator_port is not None and not speech)
+        len(chosen) > 1 or chosen[0].names or any(heard) or server.operator_port is not None
     ):
         start = partial(several, chosen)
     programs = partial(running, engine, server) if server.program_names else None
@@ -180,21 +177,15 @@ def serve(
             sockets,
             life=life,
             served=served,
-            hears=speech,
+            hears=heard,
             start_programs=programs,
         ).run()
 
     raise typer.Exit(keep(run, import_routes))
 
 
-def _check_several(
-    chosen: list[ModelChoice], hearing: list[str], server: ServerOptions, profile: str | None
-) -> None:
+def _check_several(server: ServerOptions, profile: str | None) -> None:
     """Raise `OptionError` for what a server of models with names of their own cannot have."""
-    if hearing:
-        raise OptionError(
-            f"{hearing[0]} hears, and a speech model is served alone so far", param="model"
-        )
     if profile is not None:
         raise OptionError("a profile is of one model, and served alone", param="profile")
     if server.served_name is not None:

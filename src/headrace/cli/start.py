@@ -29,15 +29,6 @@ async def several(chosen: Sequence[ModelChoice]) -> EngineGroup:
         return await EngineGroup.start(chosen, progress=bars)
 
 
-async def hearing(options: EngineOptions) -> Any:
-    """Start a transcription engine, like `started`."""
-    # Local: its imports are of no use to text.
-    from ..engine.hearing.engine import HearingEngine
-
-    with DownloadBars(sys.stderr) as bars:
-        return await HearingEngine.start(options, progress=bars)
-
-
 async def running(options: EngineOptions, server: ServerOptions) -> Any:
     """Start foreign programs, like `started`."""
     # Local: it needs numpy and the extra programs.

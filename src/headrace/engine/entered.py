@@ -38,6 +38,7 @@ def enter(hears: Any, run: Callable[[Channel, argparse.Namespace, ExitStack], No
     parser.add_argument("--log-level", default="warning")
     parser.add_argument("--log-format", default="text")
     parser.add_argument("--torch", action="store_true", help="the worker wants torch")
+    parser.add_argument("--import", dest="imports", action="append", default=[], help="a module")
     parser.add_argument("--ranks", type=int, default=1, help="processes of this host, with this")
     arguments = parser.parse_args()
     sow(arguments.ranks - 1)

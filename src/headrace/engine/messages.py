@@ -21,6 +21,7 @@ from ..base.modelfiles import ModelFiles
 from ..base.request import Request, SequenceDelta, StepStats
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..kv.holdings import BlockEvent
+from .hearing.records import HeardSegment, HearOptions, SoundEnd
 
 ASLEEP_RETRY = 5.0
 """Seconds after which a client that met a sleeping engine should ask again."""
@@ -32,10 +33,11 @@ class WireFiles(msgspec.Struct, array_like=True):
     name: str
     format: str
     path: str
-    weights: list[str]
-    arch: ModelArch
-    eos_ids: list[int]
-    pooling: Pooling
+    weights: list[str] = []
+    arch: ModelArch | None = None
+    """None for a transcription model, whose folder the engine process opens."""
+    eos_ids: list[int] = []
+    pooling: Pooling = Pooling()
     decisions: list[Decision] = []
 
     @classmethod
@@ -53,6 +55,7 @@ class WireFiles(msgspec.Struct, array_like=True):
         )
 
     def open(self) -> ModelFiles:
+        assert self.arch is not None
         return ModelFiles(
             name=self.name,
             format=self.format,
@@ -141,6 +144,15 @@ class Abort(_Message):
     request_id: str
 
 
+class Hear(_Message):
+    """A sound to transcribe: `count` fp32 samples at 16 kHz in a file of the private folder."""
+
+    request_id: str
+    path: str
+    count: int
+    options: HearOptions
+
+
 class AbortChoice(_Message):
     request_id: str
     choice: int
@@ -192,7 +204,7 @@ class ToModel(_Message):
     """A message about another model than the first."""
 
     number: int
-    message: Submit | Abort | AbortChoice | LoadAdapter | UnloadAdapter | Inspect
+    message: Submit | Hear | Abort | AbortChoice | LoadAdapter | UnloadAdapter | Inspect
 
 
 class Stop(_Message):
@@ -215,6 +227,8 @@ class Ready(Started):
     identity: Identity
     beside: dict[int, Ready] = {}
     """Messages of the other models, by number."""
+    languages: list[str] = []
+    """Language codes of a transcription model; empty: English alone."""
 
 
 class News(_Message):
@@ -280,7 +294,25 @@ class ModelDone(_Message):
     error: WireError | None = None
 
 
-ModelNews = News | PrefixNews | Refused | AdapterDone | Report
+class HeardSoFar(_Message):
+    """New segments of a sound, and the second up to which it is done."""
+
+    request_id: str
+    pieces: list[HeardSegment]
+    upto: float
+    end: SoundEnd | None = None
+
+
+class HearingLoad(_Message):
+    """The sounds of a transcription model, sent when they change and twice a second."""
+
+    running: int
+    waiting: int
+    busy_seconds: float
+    """Seconds of steps since the start."""
+
+
+ModelNews = News | PrefixNews | Refused | AdapterDone | Report | HeardSoFar | HearingLoad
 
 
 class OfModel(_Message):
@@ -293,6 +325,7 @@ class OfModel(_Message):
 ToEngine = (
     Configure
     | Submit
+    | Hear
     | Abort
     | AbortChoice
     | LoadAdapter
@@ -319,6 +352,8 @@ FromEngine = (
     | AdapterDone
     | Operated
     | ModelDone
+    | HeardSoFar
+    | HearingLoad
     | OfModel
 )
 

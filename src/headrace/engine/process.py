@@ -13,6 +13,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,9 @@ from .messages import WireError, WireFiles
 from .preload import give_back, preload_torch
 
 if TYPE_CHECKING:
+    from ..base.config import EngineOptions
     from ..base.modelfiles import ModelFiles
-    from .loop.several import Models
+    from .loop.several import Models, OpenFiles
 
 BEAT_SECONDS = 0.5
 """Time between two signs of life when there is nothing to do, or nothing that can run now."""
@@ -52,6 +54,8 @@ def run(channel: Channel, arguments: Namespace, leave: ExitStack) -> None:
     from ..loader.gguf_model import gguf_of
     from .loop.several import Models
 
+    for module in arguments.imports:
+        import_module(module)
     channel.send(messages.Phase("import_engine", time.monotonic() - begin))
     if import_torch:
         begin = time.monotonic()
@@ -67,7 +71,11 @@ def run(channel: Channel, arguments: Namespace, leave: ExitStack) -> None:
     def phase(name: str, seconds: float) -> None:
         channel.send(messages.Phase(name, seconds))
 
-    def opened(wire: WireFiles) -> ModelFiles:
+    def opened(wire: WireFiles, options: EngineOptions) -> ModelFiles:
+        if wire.arch is None:
+            hearing = import_module("headrace.engine.hearing.opening")  # Text does without it.
+            heard: ModelFiles = hearing.open_hearing(Path(wire.path), options)
+            return heard
         files = wire.open()
         if files.format == "gguf":
             begin = time.monotonic()
@@ -86,7 +94,7 @@ def run(channel: Channel, arguments: Namespace, leave: ExitStack) -> None:
     serve(channel, models, opened)
 
 
-def serve(channel: Channel, models: Models, opened: Callable[[WireFiles], ModelFiles]) -> None:
+def serve(channel: Channel, models: Models, opened: OpenFiles) -> None:
     """Repeat accept → turn → emit, until `Stop` comes. `opened`: opens the files of a message."""
     core = models.core
     bell = core.executor.wake
@@ -101,6 +109,7 @@ def serve(channel: Channel, models: Models, opened: Callable[[WireFiles], ModelF
             if isinstance(message, messages.Stop):
                 return
             accept(channel, models, message, opened)
+        _hear(channel, models)
         for done in models.turn():
             channel.send(done)
         if (changed := THREADS.news()) is not None:
@@ -119,12 +128,23 @@ def serve(channel: Channel, models: Models, opened: Callable[[WireFiles], ModelF
                 channel.send(messages.Beat(core.stats.step))
             continue
         for model, lane, deltas in told:
+            if model in models.desks:
+                models.desks[model].take(deltas, lane.stats.seconds)
+                deltas = []
             if lender is not None:
                 deltas = lender.take(deltas)
             _say(channel, model, messages.News(deltas, lane.stats))
         if not told:
             channel.send(messages.Beat(core.stats.step))
+        _hear(channel, models)
         _tell(channel, models)
+
+
+def _hear(channel: Channel, models: Models) -> None:
+    """Let sounds ask for their next computation, and report what was heard."""
+    for model, desk in models.desks.items():
+        for news in desk.turn():
+            _say(channel, model, news)
 
 
 def _say(channel: Channel, model: int, message: messages.ModelNews) -> None:
@@ -143,7 +163,7 @@ def accept(
     channel: Channel,
     models: Models,
     message: object,
-    opened: Callable[[WireFiles], ModelFiles],
+    opened: OpenFiles,
 ) -> None:
     """Take one message of the API process."""
     match message:
@@ -170,6 +190,14 @@ def _accept(channel: Channel, models: Models, model: int, message: object) -> No
                 core.add(request, model)
             except HeadraceError as error:
                 _say(channel, model, messages.Refused(request.id, WireError.of(error)))
+        case messages.Hear(request_id):
+            try:
+                models.check_awake(model)
+                models.desks[model].add(message)
+            except HeadraceError as error:
+                _say(channel, model, messages.Refused(request_id, WireError.of(error)))
+        case messages.Abort(request_id) if model in models.desks:
+            models.desks[model].drop(request_id)
         case messages.Abort(request_id):
             core.abort(request_id, model)
         case messages.AbortChoice(request_id, choice):

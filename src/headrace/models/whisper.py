@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..base.arch import Cross, ModelArch
-from ..base.graph import AttentionSpec, EmbedSpec, Graph, Value
+from ..base.graph import AttentionSpec, EmbedSpec, Graph, Purpose, Value
 from ..base.verify import verify
 from ..layers.description import Description
 from .family import Family
@@ -122,16 +122,18 @@ def _layer(to: Description, x: Value, layer: int, at: str) -> tuple[Value, Value
     own = AttentionSpec(layer, arch.heads, arch.heads, HEAD_SIZE, arch.scale)
     cross = own._replace(layer=arch.cross.first + layer, across=True)
 
-    def product(value: Value, name: str, times: int = 1) -> Value:
-        return to.linear(value, f"{at}.{name}", outputs=times * arch.hidden, bias=True)
+    def product(value: Value, name: str, purpose: Purpose, times: int = 1) -> Value:
+        width = times * arch.hidden
+        return to.linear(value, f"{at}.{name}", outputs=width, bias=True, purpose=purpose)
 
     normed = to.layer_norm(x, f"{at}.self_attn_layer_norm")
-    q = to.node("write", (product(normed, "self_attn.qkv_proj", 3),), own.queries, spec=own)
+    q = to.node("write", (product(normed, "self_attn.qkv_proj", "qkv", 3),), own.queries, spec=own)
     mixed = to.node("attend", (q,), own.queries, spec=own)
-    x = to.add(x, product(mixed, "self_attn.out_proj"))
-    q = product(to.layer_norm(x, f"{at}.encoder_attn_layer_norm"), "encoder_attn.q_proj")
+    x = to.add(x, product(mixed, "self_attn.out_proj", "output"))
+    normed = to.layer_norm(x, f"{at}.encoder_attn_layer_norm")
+    q = product(normed, "encoder_attn.q_proj", "qkv")
     mixed = to.node("attend", (q,), cross.queries, spec=cross)
-    x = to.add(x, product(mixed, "encoder_attn.out_proj"))
+    x = to.add(x, product(mixed, "encoder_attn.out_proj", "output"))
     return feed_forward(to, x, at), q
 
 

@@ -17,7 +17,7 @@ def attention(case: Case, step: Composition, spec: AttentionSpec, calls: int) ->
     and as much for the weighted sum, 5 · H · P for the softmax. q is read, the result written. A
     kernel that reads the KV once per tile of queries reads more; its efficiency accounts for that.
     """
-    attended = step.attended[spec.window]
+    attended = step.across if spec.across else step.attended[spec.window]
     parts = tuple(_attention(case, spec, *part, calls) for part in attended.parts(step))
     whole = _attention(case, spec, attended, step.tokens, step.entries, calls)
     return replace(whole, parts=parts) if parts else whole
@@ -28,9 +28,10 @@ def _attention(
 ) -> Count:
     size = tokens * spec.queries * dtype_bytes(case.dtype)
     token = kv_token_bytes(spec, case.kv_dtype)
+    seen = "across" if spec.across else spec.window
     return Count(
         "attend",
-        "attention" if spec.window is None else f"attention/{spec.window}",
+        "attention" if seen is None else f"attention/{seen}",
         calls,
         "attention",
         flops=attended.pairs * spec.heads * (4 * spec.size + 5),

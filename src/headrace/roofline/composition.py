@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..base.arch import ModelArch
+from ..base.arch import Cross, ModelArch
 from ..base.step import StepPlan
 
 
@@ -33,6 +33,9 @@ class Attended(NamedTuple):
         )
 
 
+NOTHING = Attended(0, 0)
+
+
 @dataclass(slots=True)
 class Composition:
     """One step: N tokens of B entries with R sampled rows."""
@@ -44,6 +47,8 @@ class Composition:
     """Entries of one token with a past."""
     attended: dict[int | None, Attended]
     """Work of attention by window; None is full attention."""
+    across: Attended = NOTHING
+    """Work of attention to encoded inputs."""
 
     @property
     def kind(self) -> str:
@@ -65,9 +70,14 @@ def visible_tokens(start: int, count: int, window: int | None) -> int:
 
 
 def compose(
-    arch: ModelArch, starts: Sequence[int], counts: Sequence[int], samples: int | None = None
+    arch: ModelArch,
+    starts: Sequence[int],
+    counts: Sequence[int],
+    samples: int | None = None,
+    inputs: Sequence[int] = (),
 ) -> Composition:
-    """Compute the sums of a step; `samples` defaults to one per entry."""
+    """Compute the sums of a step; `samples` defaults to one per entry. `inputs`: positions of each
+    entry's encoded input, by default as many as it may have."""
     windows: set[int | None] = set(arch.windows) if arch.windows else {None}
     entries = len(counts)
     if len(starts) != entries:
@@ -93,7 +103,23 @@ def compose(
         samples=entries if samples is None else samples,
         decodes=len(singles) - first,
         attended=attended,
+        across=Attended(0, 0)
+        if arch.cross is None
+        else _across(arch.cross, starts, counts, inputs),
     )
+
+
+def _across(
+    cross: Cross, starts: Sequence[int], counts: Sequence[int], inputs: Sequence[int]
+) -> Attended:
+    """Compute the work of attention in which each token of an entry sees its whole input."""
+    entries = zip(starts, counts, inputs or [cross.rows] * len(counts), strict=True)
+    pairs = seen = decoded = 0
+    for start, count, rows in entries:
+        pairs += count * rows
+        seen += rows
+        decoded += rows * (count == 1 and start > 0)
+    return Attended(pairs, seen, decoded)
 
 
 def _seen(starts: Sequence[int], window: int | None) -> int:
@@ -103,8 +129,9 @@ def _seen(starts: Sequence[int], window: int | None) -> int:
     return sum(starts) + len(starts)
 
 
-def compose_plan(arch: ModelArch, plan: StepPlan) -> Composition:
-    return compose(arch, plan.starts, plan.counts, sum(plan.samples) + plan.drafts)
+def compose_plan(arch: ModelArch, plan: StepPlan, inputs: Sequence[int] = ()) -> Composition:
+    """See `compose`."""
+    return compose(arch, plan.starts, plan.counts, sum(plan.samples) + plan.drafts, inputs)
 
 
 def decode_step(arch: ModelArch, batch: int, context: int) -> Composition:

@@ -172,7 +172,9 @@ def groups(arch: ModelArch, samples: bool, layout: Layout = ONE) -> tuple[Group,
 def _attended(node: Node) -> object:
     """Return the part of its spec that distinguishes an attention from others of the same model."""
     spec = node.spec
-    return spec.window if node.kind == "attend" and isinstance(spec, AttentionSpec) else None
+    if node.kind != "attend" or not isinstance(spec, AttentionSpec):
+        return None
+    return spec.window, spec.across
 
 
 def _label(graph: Graph, node: Node, *, sampled: bool) -> str | None:

@@ -30,7 +30,8 @@ from headrace.base.request import Request
 from headrace.base.spec import InputSpan
 from headrace.base.step import StepPlan, StepResult
 
-from .price import WHOLE_SECONDS, MixedPrices, room_of
+from .limits import StepRoom
+from .price import STEP_SECONDS, WHOLE_SECONDS, MixedPrices, room_of
 from .work import ALL, State, Work
 
 Items = dict[EncodingName, tuple[int, InputSpan]]
@@ -234,10 +235,10 @@ class Encodings:
         """Return the most tokens of prompts in a step that has slices, too."""
         return self.prices.tokens(decodes)
 
-    def plan(self, plan: StepPlan, decodes: Sequence[Work]) -> SliceEntry | None:
-        """Add as many slices to a plan as its seconds allow, at least one. Returns None if nothing
-        is wanted, or if the wanted one waits for a step that failed, or for more urgent `decodes`
-        of texts that are read whole."""
+    def plan(self, plan: StepPlan, decodes: Sequence[Work], bounds: StepRoom) -> SliceEntry | None:
+        """Add as many slices to a plan as its seconds allow, at least one; few if `bounds` say that
+        other models wait. Returns None if nothing is wanted, or if the wanted one waits for a step
+        that failed, or for more urgent `decodes` of texts that are read whole."""
         found = self._choose()
         if found is None or (self.shape.whole and _more_urgent(decodes, found)):
             return None
@@ -251,6 +252,8 @@ class Encodings:
             plan.encodings.append(EncodingStart(*given))
         first, left = found.planned, self.shape.slices - found.planned
         room = WHOLE_SECONDS if self.shape.whole else room_of(len(decodes))
+        if bounds.shared is not None:
+            room = STEP_SECONDS / 2
         count = self.prices.slices_that_fit(found.units, left, plan.tokens, room)
         found.planned += count
         found.in_flight += 1

@@ -229,7 +229,7 @@ class Scheduler:
             self._admit(plan, entries, room)
         if self.limits.drafts:
             self._draft(plan, entries[:decodes])
-        encoded = None if encodings is None else encodings.plan(plan, entries[:decodes])
+        encoded = None if encodings is None else encodings.plan(plan, entries[:decodes], self.room)
         if not plan.rows:
             return None
         if (slots := self.kv.slots) is not None and slots.free:

@@ -37,16 +37,12 @@ def attach(
             if number:
                 one = service.beside()
                 service.models.append(one)
-            attach_text(one, member, engine.chosen[number].names)
-        service.residents = Residents(service, engine, attach_text)
+            attach_model(one, member, engine.chosen[number].names)
+        service.residents = Residents(service, engine, attach_model)
     elif runs_programs(engine):
         _run_programs(service, engine, alone=True)
-    elif writes(engine):
-        attach_text(service, engine)
     else:
-        from .hearing.ears import HearingRoutes
-
-        service.hear_with(HearingRoutes(service, engine))
+        attach_model(service, engine)
     if programs is not None and (both := programs.programs.keys() & set(service.all_names)):
         why = f"a program and a model would both be served as {min(both)}; name the model otherwise"
         raise OptionError(why, param="programs")
@@ -69,8 +65,16 @@ def _speak(service: Service, engine: ServingEngine | None) -> None:
     service.speak_with(SpeakingRoutes.of(service, engine, programs))
 
 
-def attach_text(service: Service, engine: ServingEngine, names: Sequence[str] = ()) -> None:
-    """Attach a text engine under these names (see `Service.open`), with what it can do besides."""
+def attach_model(
+    service: Service, engine: ServingEngine | HearingEngine, names: Sequence[str] = ()
+) -> None:
+    """Attach a model's engine under these names (see `Service.open`), with what it can do
+    besides."""
+    if not writes(engine):
+        from .hearing.ears import HearingRoutes
+
+        service.hear_with(HearingRoutes(service, engine), names)
+        return
     service.open(engine, names)
     speaks = (engine.files.path / "speech.json").is_file()
     _speak(service, engine if speaks else None)

@@ -49,6 +49,14 @@ async def chosen(service: Service, name: str | None) -> Service:
     return found
 
 
+def hearing(service: Service) -> Service:
+    """Return the service of a request for transcription that names no model: this one, or the first
+    that transcribes, loaded or at rest."""
+    resting = [] if service.residents is None else service.residents.resting
+    every = (service, *service.models, *resting)
+    return next((one for one in every if hasattr(one.served, "hear")), service)
+
+
 async def entered_raw(request: Request) -> tuple[Service, bytearray]:
     """Do as `entered`, but return the unparsed body: for routes that choose the parser by its
     content."""

@@ -25,8 +25,7 @@ from ..base.errors import (
 from ..base.several import OWN, ModelChoice, read_models
 
 if TYPE_CHECKING:
-    from ..engine.clients.async_engine import AsyncEngine
-    from ..engine.clients.group import EngineGroup
+    from ..engine.clients.group import EngineGroup, Member
     from .service import Service
 
 LOOK_SECONDS = 0.25
@@ -45,7 +44,7 @@ class Residents:
         self,
         service: Service,
         group: EngineGroup,
-        attach: Callable[[Service, AsyncEngine, Sequence[str]], None],
+        attach: Callable[[Service, Member, Sequence[str]], None],
     ) -> None:
         """`attach`: opens a service with a ready engine, under names."""
         self.resting: list[Service] = []

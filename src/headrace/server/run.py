@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -30,7 +30,6 @@ from ..obs.collector import collect_when_idle
 if TYPE_CHECKING:
     from ..engine.clients.face import ServingEngine
     from ..engine.clients.group import EngineGroup
-    from ..engine.hearing.engine import HearingEngine
     from ..engine.programs.engine import ProgramEngine
     from .accounts import Accounts
     from .app import Application
@@ -68,7 +67,7 @@ BREATH_SECONDS = 0.001
 LAST_WORDS = 2.0
 """Seconds in which aborted requests may still send their error."""
 
-Engine = Union["ServingEngine", "HearingEngine", "EngineGroup", "ProgramEngine"]
+Engine = Union["ServingEngine", "EngineGroup", "ProgramEngine"]
 StartEngine = Callable[[], Awaitable[Engine]]
 StartPrograms = Callable[[], Awaitable["ProgramEngine"]]
 Announce = Callable[[str], None]
@@ -133,20 +132,21 @@ class ServerProcess:
         *,
         life: Life | None = None,
         served: ServedProfile | None = None,
-        hears: bool = False,
+        hears: Sequence[bool] = (),
         start_programs: StartPrograms | None = None,
     ) -> None:
         """Prepare a run.
 
         `sockets`: those of `take_ports`; None: `run` opens them. `life`: set if a parent restarts
         this process. `served`: the signed profile that `start_engine` applies to the engine.
-        `hears`: the model is a transcription model. `start_programs` starts foreign programs that
-        are served beside the engine.
+        `hears`: for each model, whether it transcribes. `start_programs` starts foreign programs
+        that are served beside the engine.
         """
         options.verify()
-        if hears and options.files:
+        if any(hears[:1]) and options.files:
             raise OptionError("a speech model has no batches, so it takes no files", param="files")
-        self._hears = hears
+        self._sockets_wanted = any(hears) or options.operator_port is not None
+        """Whether a model may transcribe live: an operator may load one that does."""
         self._start_programs = start_programs
         self._programs: ProgramEngine | None = None
         self._life = life
@@ -207,7 +207,7 @@ class ServerProcess:
                     app.state.meter,
                     backlog=BACKLOG,
                     last_words=LAST_WORDS,
-                    websockets=self._hears and each is app,
+                    websockets=self._sockets_wanted and each is app,
                 )
                 for each in apps
             ]
@@ -240,7 +240,7 @@ class ServerProcess:
                     app.state.meter.certified(self._served)
                 if app.state.batches is not None:
                     app.state.batches.start()
-                if hasattr(engine, "files"):
+                if getattr(engine, "files", None) is not None:
                     habits.append(keep("pins", app.state.pins.keep))
                 if service.residents is not None:
                     habits.append(keep("models", service.residents.watch))
@@ -394,7 +394,8 @@ def _example(address: str, engine: Engine, options: ServerOptions) -> str:
         curl += " --cert CLIENT.pem --key CLIENT.key"
     if options.keys:
         curl += ' -H "authorization: Bearer $HEADRACE_API_KEY"'
-    if not hasattr(engine, "files"):
+    files = getattr(engine, "files", None)
+    if files is None:
         programs: dict[str, Any] = getattr(engine, "programs", {})
         for name, voice in ((name, one.voice) for name, one in programs.items() if one.voice):
             body = f'{{"model": "{name}", "voice": "{voice.names[0]}", "input": "{voice.sample}"'
@@ -405,9 +406,9 @@ def _example(address: str, engine: Engine, options: ServerOptions) -> str:
         if programs:
             return f"{curl} {address}/v2/models/{engine.model_name}"
         return f"{curl} {address}/v1/audio/transcriptions -F file=@talk.wav"
-    if engine.files.arch.task != "tokens":
+    if files.arch.task != "tokens":
         path, body = "embeddings", '{"input": "a river"}'
-    elif engine.files.chat_template is None:
+    elif files.chat_template is None:
         path, body = "completions", '{"prompt": "A river is", "max_tokens": 30}'
     else:
         path = "chat/completions"

@@ -131,9 +131,9 @@ class Service:
         if self.spans is not None and hasattr(engine, "on_end"):
             engine.on_end = partial(self.spans.request, model=self.name)
 
-    def hear_with(self, ears: Ears) -> None:
-        """Serve transcription and nothing else."""
-        self._ears = ears
+    def hear_with(self, ears: Ears, names: Sequence[str] = ()) -> None:
+        """Serve transcription and nothing else, under these names: see `open`."""
+        self._ears, self._names = ears, list(names)
 
     def speak_with(self, voices: Voices) -> None:
         self._voices = voices
@@ -353,7 +353,7 @@ class Service:
 
     def adapter(self, name: str | None) -> str | None:
         """Return the name if it is that of a loaded adapter and not of the model."""
-        loaded = getattr(getattr(self.engine, "adapters", None), "loaded", {})
+        loaded = getattr(getattr(self._engine, "adapters", None), "loaded", {})
         return name if name and name not in self.names and name in loaded else None
 
     def check_new_name(self, name: str) -> None:

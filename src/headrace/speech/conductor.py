@@ -15,6 +15,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..base.request import SequenceDelta
+
 Floats = npt.NDArray[np.float32]
 Result = TypeVar("Result")
 YOUNG_SECONDS, YOUNG_WEIGHT = 1.0, 0.25
@@ -93,6 +95,10 @@ class Jobs(Protocol):
         """Compute a part of what jobs wish for."""
         ...
 
+    def take(self, deltas: list[SequenceDelta]) -> None:
+        """Give jobs what a step has reported about their requests."""
+        ...
+
     def close(self) -> None:
         """Give everything back."""
         ...
@@ -153,6 +159,9 @@ class Conductor:
         if next(self._wishes[job][1], self) is self:
             self._go_on(job)
         job.share.charge(self._clock() - begin)
+
+    def take(self, deltas: list[SequenceDelta]) -> None:
+        """Its jobs make no requests."""
 
     def close(self) -> None:
         """Nothing outlives the network."""

@@ -21,6 +21,7 @@ from .decoding import DecodingOptions
 from .features import RATE, WINDOW
 from .moonshine import MoonshineNetwork
 from .parakeet import ParakeetNetwork
+from .pauses import USUAL_PAUSES, Pauses
 from .transcript import (
     INAUDIBLE,
     Segment,
@@ -32,7 +33,7 @@ from .transcript import (
     moved_by,
 )
 from .transducers import Emission
-from .voice import USUAL_PAUSES, Pauses, chunks
+from .voice import chunks
 from .words import Word
 
 Floats = npt.NDArray[np.float32]
@@ -48,7 +49,7 @@ class FrameTranscriber(Transcriber):
 
     def __init__(self, network: ParakeetNetwork | MoonshineNetwork) -> None:
         self.network, self.files = network, network.files
-        self.jobs = Conductor(network)
+        self.jobs = self.conductor = Conductor(network)
 
     def sequential(
         self, samples: Floats, options: DecodingOptions, *, words: bool, told: Told

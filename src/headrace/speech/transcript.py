@@ -32,8 +32,9 @@ from .decoding import (
     task_prefix,
 )
 from .features import RATE, WINDOW
+from .pauses import USUAL_PAUSES, Pauses
 from .rules import TICK
-from .voice import USUAL_PAUSES, Pauses, chunks
+from .voice import chunks
 from .windows import Windows
 from .words import FRAME, Word, split_words
 

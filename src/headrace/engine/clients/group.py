@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...base import environment
 from ...base.errors import EngineDead, InvalidRequest, Overloaded
 from ...base.modelfiles import ModelFiles
 from ...base.several import ModelChoice, check_together
 from ...obs.tasks import TaskWatch
+from ...speech.finding import find, hears
 from .. import messages
+from ..hearing.engine import HANG_SECONDS, HearingEngine
+from ..hearing.options import own_options
 from ..loop.real import REAL_WORKER
 from ..messages import Configure, WireFiles, WireModel
 from .async_engine import AsyncEngine
@@ -26,13 +30,25 @@ from .operations import Operations
 from .supervision import State, Supervision
 from .supervisor import Supervisor
 
+Member = AsyncEngine | HearingEngine
+OnFiles = Callable[[WireFiles], None]
+
+
+class _MemberFiles(NamedTuple):
+    """A model that is open for its server."""
+
+    choice: ModelChoice
+    files: WireFiles
+    model: OpenModel | None
+    """None: it transcribes, and the engine process opens its files."""
+
 
 class EngineGroup:
     """The models of one server. Belongs to one event loop; imports no torch."""
 
     def __init__(self, supervisor: Supervisor, tasks: TaskWatch) -> None:
         """Use `start`."""
-        self.members: dict[int, AsyncEngine] = {}
+        self.members: dict[int, Member] = {}
         """By number; 0 is the first, which requests without a model's name get."""
         self.chosen: dict[int, ModelChoice] = {}
         self.operations = Operations(supervisor, self, self._end_all, tasks)
@@ -40,7 +56,8 @@ class EngineGroup:
         self._tasks = tasks
         self._early: list[Any] = []
         self._numbers = count(1)
-        self._coming: dict[int, tuple[ModelChoice, OpenModel]] = {}
+        self._opened: dict[int, _MemberFiles] = {}
+        self._coming: dict[int, _MemberFiles] = {}
         """Models that the engine process loads."""
         self._asked: dict[int, asyncio.Future[None]] = {}
         """Questions about models that the engine process has not answered yet."""
@@ -57,8 +74,11 @@ class EngineGroup:
         """Open the models and start their engine process, at the same time. Arguments and errors:
         see `AsyncEngine.start`."""
         begin = time.monotonic()
+        chosen = await asyncio.to_thread(_heard, chosen, shared=len(chosen) > 1)
         if supervision is None:
             supervision = Supervision(dumps=environment.cache_root() / "flight")
+            if all(one.hears for one in chosen):
+                supervision = replace(supervision, hang=HANG_SECONDS)
         groups: list[EngineGroup] = []
 
         def task_failed(name: str) -> None:
@@ -73,6 +93,9 @@ class EngineGroup:
             on_message=lambda message: groups[0]._receive(message),
             on_down=lambda kind, error: groups[0]._down(kind, error),
             tasks=tasks,
+            imports=("headrace.engine.hearing.opening",)
+            if any(one.hears for one in chosen)
+            else (),
         )
         group = cls(supervisor, tasks)
         groups.append(group)
@@ -87,9 +110,9 @@ class EngineGroup:
         return group
 
     async def _open(self, chosen: Sequence[ModelChoice], progress: Any) -> None:
-        files: dict[int, ModelFiles] = {}
+        files: dict[int, WireFiles] = {}
 
-        def opened(number: int, found: ModelFiles) -> None:
+        def opened(number: int, found: WireFiles) -> None:
             files[number] = found
             if len(files) == len(chosen):
                 self._supervisor.configure_by(
@@ -97,9 +120,7 @@ class EngineGroup:
                 )
 
         opening = [
-            asyncio.ensure_future(
-                open_for_serving(choice.options, progress, partial(opened, number))
-            )
+            asyncio.ensure_future(_opened(choice, progress, partial(opened, number)))
             for number, choice in enumerate(chosen)
         ]
         try:
@@ -108,42 +129,41 @@ class EngineGroup:
             for one in opening:
                 one.cancel()
             raise
-        for number, (choice, model) in enumerate(zip(chosen, models, strict=True)):
-            self._join(number if not number else next(self._numbers), choice, model)
+        for number, model in enumerate(models):
+            self._join(number if not number else next(self._numbers), model)
         early, self._early = self._early, []
         for message in early:
             self._receive(message)
 
-    def _join(self, number: int, choice: ModelChoice, model: OpenModel) -> AsyncEngine:
-        self.chosen[number] = choice
-        self.members[number] = AsyncEngine(
-            choice.options,
-            model,
-            self._supervisor,
-            self._tasks,
-            number=number,
-            name=choice.names[0] if choice.names else None,
-            operations=self.operations,
-        )
-        return self.members[number]
+    def _join(self, number: int, opened: _MemberFiles) -> Member:
+        choice, _, model = opened
+        name = choice.names[0] if choice.names else None
+        common = self._supervisor, self._tasks
+        own: dict[str, Any] = {"number": number, "name": name, "operations": self.operations}
+        if model is None:
+            member: Member = HearingEngine(choice.options, *common, **own)
+        else:
+            member = AsyncEngine(choice.options, model, *common, **own)
+        self.chosen[number], self._opened[number] = choice, opened
+        self.members[number] = member
+        return member
 
     def _configure(
-        self, chosen: dict[int, ModelChoice], files: dict[int, ModelFiles], flight: str
+        self, chosen: dict[int, ModelChoice], files: dict[int, WireFiles], flight: str
     ) -> Configure:
         """Return the first message to an engine process."""
         if self.members:
             chosen = self.chosen
-            files = {number: member.files for number, member in self.members.items()}
-        wire = {number: WireFiles.of(one) for number, one in files.items()}
+            files = {number: one.files for number, one in self._opened.items()}
         beside = [
-            WireModel(number, choice.options, wire[number], choice.weight)
+            WireModel(number, choice.options, files[number], choice.weight)
             for number, choice in chosen.items()
             if number
         ]
-        return Configure(chosen[0].options, wire[0], flight, chosen[0].weight, beside)
+        return Configure(chosen[0].options, files[0], flight, chosen[0].weight, beside)
 
     @property
-    def first(self) -> AsyncEngine:
+    def first(self) -> Member:
         """The first model's."""
         return self.members[0]
 
@@ -153,9 +173,9 @@ class EngineGroup:
         return self.first.phases
 
     @property
-    def files(self) -> ModelFiles:
-        """Files of the first model."""
-        return self.first.files
+    def files(self) -> ModelFiles | None:
+        """Files of the first model; None if it transcribes."""
+        return self.first.files if isinstance(self.first, AsyncEngine) else None
 
     @property
     def model_name(self) -> str:
@@ -202,7 +222,7 @@ class EngineGroup:
         """Take the engine process's answer about a model."""
         coming = self._coming.pop(done.number, None)
         if coming is not None and done.ready is not None:
-            self._join(done.number, *coming).receive(done.ready)
+            self._join(done.number, coming).receive(done.ready)
         waiting = self._asked.pop(done.number, None)
         if waiting is not None and not waiting.done():
             if done.error is None:
@@ -239,18 +259,19 @@ class EngineGroup:
         self.operations.check_awake()
         choice.options.verify()
         check_together([*self._whole(), choice])
-        model = await open_for_serving(choice.options, progress, lambda files: None)
+        (choice,) = await asyncio.to_thread(_heard, [choice], shared=True)
+        opened = await _opened(choice, progress, lambda files: None)
         check_together([*self._whole(), choice])
         self.operations.check_awake()
         number = next(self._numbers)
-        wire = WireModel(number, choice.options, WireFiles.of(model.files), choice.weight)
-        self._coming[number] = choice, model
+        wire = WireModel(number, choice.options, opened.files, choice.weight)
+        self._coming[number] = opened
         await self._ask(number, messages.LoadModel(wire))
         return number
 
     def _whole(self) -> list[ModelChoice]:
         """Return the choices whose names are in use."""
-        return [*self.chosen.values(), *(choice for choice, _ in self._coming.values())]
+        return [*self.chosen.values(), *(one.choice for one in self._coming.values())]
 
     async def unload(self, number: int, drain_seconds: float = 30.0) -> None:
         """Finish a model's requests, refuse new ones, and give its memory back. Raises
@@ -263,7 +284,7 @@ class EngineGroup:
         await member.finish(drain_seconds, "the model is being unloaded")
         if self.members.get(number) is not member:
             return  # Another caller has unloaded it.
-        del self.members[number], self.chosen[number]
+        del self.members[number], self.chosen[number], self._opened[number]
         member.closed()
         while True:
             try:
@@ -310,3 +331,34 @@ class EngineGroup:
         self._forget_questions(EngineDead("the engine was closed", retry_after=2.0))
         for member in members:
             member.closed()
+
+
+def _heard(chosen: Sequence[ModelChoice], *, shared: bool) -> list[ModelChoice]:
+    """Mark the models that transcribe, and give them their own options (`own_options`)."""
+    found = []
+    for one in chosen:
+        options = one.options
+        if hears(options.model, cache_dir=options.cache_dir, offline=options.offline):
+            one = replace(one, options=own_options(one, shared=shared), hears=True)
+        found.append(one)
+    return found
+
+
+async def _opened(choice: ModelChoice, progress: Any, on_files: OnFiles) -> _MemberFiles:
+    """Open a model: see `open_for_serving`."""
+    options = choice.options
+    if not choice.hears:
+        model = await open_for_serving(
+            options, progress, lambda files: on_files(WireFiles.of(files))
+        )
+        return _MemberFiles(choice, WireFiles.of(model.files), model)
+    folder = await asyncio.to_thread(
+        find,
+        options.model,
+        cache_dir=options.cache_dir,
+        offline=options.offline,
+        progress=progress,
+    )
+    files = WireFiles(options.model, "", str(folder))
+    on_files(files)
+    return _MemberFiles(choice, files, None)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,11 @@ class Supervisor:
         on_message: Callable[[Any], None],
         on_down: Callable[[str, EngineDead], None],
         tasks: TaskWatch,
-        module: str = ENGINE,
-        says: Any = messages.FromEngine,
+        imports: Sequence[str] = (),
     ) -> None:
         """`on_message`: gets a ready engine's messages. `on_down`: called with the kind of failure
         (death, hang, start) and the error when the engine and its work are gone. `tasks`: runs the
-        supervision. `module`: the process's own, and `says` the type of its messages."""
+        supervision. `imports`: further modules that the process imports before it is configured."""
         self.state = State.STARTING
         self.phases: dict[str, float] = {}
         self.restarts = 0
@@ -61,7 +60,7 @@ class Supervisor:
         self._worker = worker
         self._on_message = on_message
         self._on_down = on_down
-        self._module, self._says = module, says
+        self._imports = imports
         self._configuration: Callable[[str], Any] | None = None
         """Makes the first message to a process from the path of its flight recorder."""
         self._private = PrivateFolder()
@@ -238,7 +237,7 @@ class Supervisor:
         self._failed, self._allowed = None, 0.0
         self.phases = {}
         self._begin = time.monotonic()
-        channel = AsyncChannel(where, self._says, on_message=self._receive, loop=loop)
+        channel = AsyncChannel(where, messages.FromEngine, on_message=self._receive, loop=loop)
         self._channel = channel
         level, form = logs_as_configured()
         arguments = [where, str(self._folder), "--worker", self._worker]
@@ -246,7 +245,8 @@ class Supervisor:
         here = self._worker == REAL_WORKER and self._options.executor == "inline"
         if here and wants_torch(self._options):
             arguments.append("--torch")
-        layout = Layout.parse(self._options.layout) if self._module == ENGINE else ONE
+        arguments += [word for module in self._imports for word in ("--import", module)]
+        layout = Layout.parse(self._options.layout)
         if self._options.launcher == "local":
             arguments += ["--ranks", str(layout.devices)]
         silent = None if layout == ONE else self._rules.silent
@@ -261,7 +261,7 @@ class Supervisor:
                 self._changed.set()
 
         words = partial(soon, told)
-        self._child = Child(self._module, arguments, silent=silent, on_word=words, aside=aside)
+        self._child = Child(ENGINE, arguments, silent=silent, on_word=words, aside=aside)
         self._child.watch(lambda code: soon(self._changed.set))
 
     def _receive(self, message: Any) -> None:

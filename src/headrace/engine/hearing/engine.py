@@ -1,8 +1,8 @@
 """`HearingEngine`: one served transcription model, for an event loop.
 
 Everything here belongs to one event loop and nothing imports torch or kernels. Sounds go to the
-process in files of the private folder. If a process dies with a sound, no segment already sent is
-lost. The next process transcribes the sound again, once, without the segments already sent.
+engine process in files of the private folder. If it dies with a sound, no segment already sent is
+lost. The next one transcribes the sound again, once, without the segments already sent.
 """
 
 from __future__ import annotations
@@ -16,43 +16,35 @@ from collections import deque
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ...base import environment
 from ...base.config import Decision, EngineOptions
 from ...base.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded, ShuttingDown
+from ...base.identity import Identity
+from ...base.request import StepStats
+from ...base.several import own_name
 from ...base.shares import Shares
-from ...loader import Progress
-from ...obs.tasks import TaskWatch
-from ...speech.finding import find
+from ...obs.tasks import TaskWatch, ended
 from .. import messages
 from ..clients.face import Health
-from ..clients.supervision import State, Supervision
+from ..clients.operations import Operations
+from ..clients.supervision import State
 from ..clients.supervisor import Supervisor
-from .messages import (
-    FromHearing,
-    Hear,
-    HeardSoFar,
-    HearingLoad,
-    HearOptions,
-    Listening,
-    OpenHearing,
-)
+from ..messages import Hear, HeardSoFar
 from .metrics import HearingMetrics
-from .options import verify
+from .records import HearOptions
 
-REAL_HEARING = "headrace.engine.hearing.opening:opened"
 RATE = 16_000
 MOST_SECONDS = 2 * (4 * 3600 + 1)
 """Most audio of all sounds whose files exist: twice the longest, with the second that a resampler
 may add. That is 1.8 GB of samples on the disk of temporary files. One key may take half of it."""
 HANG_SECONDS = 20.0
-"""Silence after which the process is taken to hang: a turn is a slice of a window, and a live
-speaker waits for it."""
+"""Silence after which a process that only hears is taken to hang: a step is a slice of a window,
+and a live speaker waits for it."""
 WAIT_FOR_NEXT = 30.0
 """Seconds within which a next process must be expected for a sound to wait for it."""
 
 
 class Payload:
-    """A file for a sound's samples, read by the transcription process; closed exactly once."""
+    """A file for a sound's samples, read by the engine process; closed exactly once."""
 
     def __init__(self, path: Path, owner: str, count: int) -> None:
         self.path, self.owner = path, owner
@@ -118,19 +110,36 @@ class Hearing:
 class HearingEngine:
     """The transcription engine; `face.ServingEngine` documents the names that both have."""
 
-    def __init__(self, options: EngineOptions, supervisor: Supervisor, tasks: TaskWatch) -> None:
-        """Use `start`."""
+    def __init__(
+        self,
+        options: EngineOptions,
+        supervisor: Supervisor,
+        tasks: TaskWatch,
+        *,
+        number: int = 0,
+        name: str | None = None,
+        operations: Operations | None = None,
+    ) -> None:
+        """Serve a model of an `EngineGroup`. `number`, `name`: its own in messages and in metrics;
+        `operations`: the server's."""
         self.options = options
         self.tasks = tasks
-        local = Path(options.model).expanduser()
-        self.model_name = local.resolve().name if local.exists() else options.model
+        self.model_name = name or own_name(options.model)
         self.languages: frozenset[str] = frozenset()
         """Language codes; empty: it transcribes English alone."""
         self.decisions: list[Decision] = []
+        self.identity: Identity | None = None
+        self.memory: dict[str, float] = {}
         self.phases: dict[str, float] = {}
+        self.stats = StepStats()
+        """Statistics of the latest step."""
         self.metrics = HearingMetrics(self.model_name)
         self.registry = self.metrics.registry
+        self._number = number
+        self.operations = operations or Operations(supervisor, self, self.end_all, tasks)
         self._supervisor = supervisor
+        self._restarts = supervisor.restarts
+        """The supervisor's restarts when the current engine process became ready."""
         self._sounds: dict[str, Hearing] = {}
         self._held: list[Hearing] = []
         """Sounds whose process died, and that wait for the next."""
@@ -140,79 +149,25 @@ class HearingEngine:
             retry_after=5.0,
         )
         self._removing: set[asyncio.Task[None]] = set()
-        self._draining = False
+        self._draining = ""
+        """Reason why new sounds are refused for good."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._audio = 0.0
+        self._threads_down: dict[str, str] = {}
+        """Threads of the engine process that should run and do not, with the reason."""
 
-    @classmethod
-    async def start(
-        cls,
-        options: EngineOptions,
-        *,
-        supervision: Supervision | None = None,
-        worker: str = REAL_HEARING,
-        progress: Progress | None = None,
-    ) -> HearingEngine:
-        """Find the model and start its process, at the same time.
-
-        `worker`: `module:function` that opens a `speech.transcript.Transcriber`. Raises
-        `OptionError`, `ModelNotFound`, `DownloadError`, `ModelFileError`, `UnsupportedModel`,
-        `EngineDead`.
-        """
-        verify(options)
-        begin = time.monotonic()
-        if supervision is None:
-            dumps = environment.cache_root() / "flight"
-            supervision = Supervision(hang=HANG_SECONDS, dumps=dumps)
-        made: list[HearingEngine] = []
-
-        def on_message(message: Any) -> None:
-            made[0]._receive(message)
-
-        def on_down(kind: str, error: EngineDead) -> None:
-            made[0]._down(kind, error)
-
-        tasks = TaskWatch(lambda name: made[0].metrics.failed("task"))
-        supervisor = Supervisor(
-            options,
-            supervision,
-            worker=worker,
-            on_message=on_message,
-            on_down=on_down,
-            tasks=tasks,
-            module="headrace.engine.hearing.process",
-            says=FromHearing,
-        )
-        made.append(cls(options, supervisor, tasks))
-        try:
-            folder = await asyncio.to_thread(
-                find,
-                options.model,
-                cache_dir=options.cache_dir,
-                offline=options.offline,
-                progress=progress,
-            )
-            supervisor.configure_by(lambda flight: OpenHearing(options, str(folder)))
-            await supervisor.started()
-        except BaseException:
-            await supervisor.close()
-            raise
-        made[0].phases = {**supervisor.phases, "total": time.monotonic() - begin}
-        return made[0]
-
-    async def __aenter__(self) -> HearingEngine:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
+    def _send(self, message: Any) -> None:
+        wrapped = messages.ToModel(self._number, message) if self._number else message
+        self._supervisor.send(wrapped)
 
     # Sounds
 
     def check_open(self) -> None:
         """Raise `ShuttingDown`, `EngineDead` or `Overloaded` if no sound would be taken now."""
         if self._draining:
-            raise ShuttingDown("the server is shutting down", retry_after=2.0)
+            raise ShuttingDown(self._draining, retry_after=2.0)
+        self.operations.check_awake()
         if self._supervisor.state is not State.READY:
             raise self._supervisor.dead()
         if len(self._sounds) > self.options.max_waiting:
@@ -272,7 +227,7 @@ class HearingEngine:
             else:
                 self._samples.give(payload.owner, payload.count - count)
             payload.count = count
-            self._supervisor.send(wanted)
+            self._send(wanted)
         except BaseException:
             self.drop(payload)
             raise
@@ -298,7 +253,7 @@ class HearingEngine:
         if hearing.over:
             return
         with contextlib.suppress(EngineDead):
-            self._supervisor.send(messages.Abort(hearing.wanted.request_id))
+            self._send(messages.Abort(hearing.wanted.request_id))
         self._end(hearing, "cancelled")
 
     def _end(self, hearing: Hearing, outcome: str) -> None:
@@ -316,34 +271,51 @@ class HearingEngine:
     def _count(self) -> None:
         self.metrics.running.set(len(self._sounds))
 
-    # Messages of the process
+    # Messages of the engine process
 
-    def _receive(self, message: Any) -> None:
+    def receive(self, message: Any) -> None:
+        """Take a message of the engine process."""
         match message:
             case HeardSoFar():
                 self._heard(message)
+            case messages.News(_, stats):
+                self.stats = stats
             case messages.Refused(request_id, error):
                 hearing = self._sounds.get(request_id)
                 if hearing is not None:
                     fault = error.error()
                     hearing.tell(fault)
                     self._end(hearing, fault.code or fault.type)
-            case HearingLoad(running, waiting, seconds):
+            case messages.HearingLoad(running, waiting, seconds):
                 self.metrics.running.set(running)
                 self.metrics.waiting.set(waiting)
                 self.metrics.busy.set(seconds)
                 if seconds:
                     self.metrics.rtfx.set(self._audio / seconds)
-            case Listening(languages, decisions):
-                self.languages, self.decisions = frozenset(languages), decisions
-                self.metrics.up.set(1)
-                self._audio = 0.0
-                if self._supervisor.restarts:
-                    self.metrics.restarts.inc()
-                held, self._held = self._held, []
-                for hearing in held:
-                    hearing.tries += 1
-                    self._supervisor.send(hearing.wanted)
+            case messages.ThreadNews(failed, down):
+                self._threads_down = down
+                for _ in failed:
+                    self.metrics.failed("thread")
+            case messages.Operated():
+                self.operations.done(message)
+            case messages.Ready():
+                self._ready(message)
+
+    def _ready(self, ready: messages.Ready) -> None:
+        self.languages, self.decisions = frozenset(ready.languages), ready.decisions
+        self.memory, self.identity = ready.facts, ready.identity
+        self.metrics.up.set(1)
+        self._audio = 0.0
+        if self._supervisor.restarts > self._restarts:
+            self.metrics.restarts.inc()
+        self._restarts = self._supervisor.restarts
+        if not self._number:  # What is common to all models follows the first.
+            self.operations.ready()
+        self.phases = dict(self._supervisor.phases)
+        held, self._held = self._held, []
+        for hearing in held:
+            hearing.tries += 1
+            self._send(hearing.wanted)
 
     def _heard(self, news: HeardSoFar) -> None:
         hearing = self._sounds.get(news.request_id)
@@ -361,11 +333,10 @@ class HearingEngine:
             self.metrics.whole.observe(time.monotonic() - hearing.begun)
             self._end(hearing, "heard")
 
-    def _down(self, kind: str, error: EngineDead) -> None:
-        """Handle the end of the process: sounds wait for the next, once, if that is soon. Segments
-        already sent are not sent again: a window's text depends on its samples alone."""
+    def down(self, kind: str, error: EngineDead) -> None:
+        """Handle the end of the engine process: sounds wait for the next, once, if that is soon.
+        Segments already sent are not sent again: a window's text depends on its samples alone."""
         self.metrics.failed(kind)
-        self.metrics.up.set(0)
         soon = self._supervisor.retry_after < WAIT_FOR_NEXT and self._supervisor.alive
         for hearing in list(self._sounds.values()):
             if hearing in self._held:
@@ -375,25 +346,39 @@ class HearingEngine:
             else:
                 hearing.tell(error)
                 self._end(hearing, error.code or error.type)
+        self._forget_process(error)
         if not soon:
-            self._end_all(error)
+            self.end_all(error)
 
-    def _end_all(self, error: HeadraceError) -> None:
+    def end_all(self, error: HeadraceError) -> None:
+        """End all sounds: the engine process is gone."""
         for hearing in list(self._sounds.values()):
             hearing.tell(error)
             self._end(hearing, error.code or error.type)
+        self._forget_process(error)
+
+    def _forget_process(self, error: HeadraceError) -> None:
+        self.metrics.up.set(0)
+        self._threads_down = {}
+        self.stats = StepStats()
+        if not self._number:
+            self.operations.fail(error)
 
     # The engine as a whole
 
     def health(self) -> Health:
-        supervisor = self._supervisor
-        late = supervisor.late
-        ready = supervisor.state is State.READY and not (self._draining or late)
+        supervisor, asleep = self._supervisor, self.operations.asleep
+        late, down = supervisor.late, ended(self.tasks.down, self._threads_down)
+        ready = supervisor.state is State.READY and not (self._draining or asleep or late or down)
         reason = ""
         if self._draining:
             reason = "shutting down"
+        elif asleep:
+            reason = f"asleep (level {asleep})"
         elif late:
-            reason = f"the process that hears is silent for {supervisor.heartbeat_age:.1f} seconds"
+            reason = f"the step loop has been silent for {supervisor.heartbeat_age:.1f} seconds"
+        elif down and supervisor.state is State.READY:
+            reason = down
         elif not ready:
             reason = f"{supervisor.state.value}: {supervisor.reason or 'the model is being loaded'}"
         return Health(
@@ -414,14 +399,39 @@ class HearingEngine:
         """The dump of the latest failure."""
         return self._supervisor.last_dump
 
-    async def close(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new sounds, wait `drain_seconds` for those in work, end the rest, stop the
-        process."""
-        self._draining = True
+    # Its sounds, as `operations.Work` has requests
+
+    @property
+    def work(self) -> HearingEngine:
+        """The sounds that have not ended."""
+        return self
+
+    def __len__(self) -> int:
+        return len(self._sounds)
+
+    async def until_idle(self) -> None:
+        """Wait until no sound is in work."""
+        await self._idle.wait()
+
+    def abort_all(self) -> None:
+        """Abort all sounds."""
+        for name in list(self._sounds):
+            self.abort(name)
+
+    def note_total(self, seconds: float) -> None:
+        """Note how long the whole start took."""
+        self.phases = {**self._supervisor.phases, "total": seconds}
+
+    async def finish(self, drain_seconds: float, why: str = "the server is shutting down") -> None:
+        """Refuse new sounds, wait for those in work, end the rest."""
+        self._draining = why
         if drain_seconds > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), drain_seconds)
-        self._end_all(EngineDead("the engine was closed", retry_after=2.0))
+        self.end_all(EngineDead("the engine was closed", retry_after=2.0))
         if self._removing:
             await asyncio.wait(self._removing)
-        await self._supervisor.close()
+
+    def closed(self) -> None:
+        """Note that the engine process has ended, or no longer has the model."""
+        self.metrics.up.set(0)

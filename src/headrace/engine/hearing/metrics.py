@@ -33,7 +33,7 @@ class HearingMetrics:
         )
         self.running = named(Gauge, "sounds_running", "Sounds that are being heard.")
         self.waiting = named(Gauge, "sounds_waiting", "Sounds that wait for their turn.")
-        self.up = named(Gauge, "hearing_up", "1 while the process that hears is ready.")
+        self.up = named(Gauge, "hearing_up", "1 while the engine is ready.")
         self.restarts = named(Counter, "hearing_restarts", "Processes begun after a failure.")
         self.failures = named(Counter, "hearing_failures", "Failures by kind.", ("kind",))
         for kind in ("death", "hang", "start", "task"):

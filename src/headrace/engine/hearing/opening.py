@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from ...base.config import Decision, EngineOptions
+from ...base.config import EngineOptions
 from ...base.errors import UnsupportedModel
 from ...base.modelfiles import ModelFiles
-from ...kernels.cpu.library import LibraryAbsent, Team
+from ...kernels.cpu.library import LibraryAbsent
 from ...loader.jsonfile import read_json
 from ...loader.progress import Progress
 from ...loader.whisper import open_transcription, whisper_of
+from ...obs.flight import FlightRecorder
 from ...speech.finding import DEFAULT_MODEL as DEFAULT_MODEL
 from ...speech.finding import KINDS, find
-from ...speech.frame_transcript import FrameTranscriber
-from ...speech.moonshine import MoonshineNetwork
-from ...speech.moonshine_files import open_moonshine
-from ...speech.parakeet import ParakeetNetwork
-from ...speech.parakeet_files import open_parakeet
 from ...speech.product import Precision
 from ...speech.transcript import Transcriber
-from ..loop.build import Built, build
-from .options import HearingForm, engine_options, form_of
+from ..loop.build import BuildOrder, Built, LoadedEngine, OnPhase, build, finish, load
+from ..loop.core import EngineCore
+from .desk import Desk, warming
+from .frames import FRAMES, build_frames, frame_transcriber, open_frames, transcriber_in
+from .options import engine_options, form_of
 from .runner import WalkRunner
 
 
@@ -51,36 +53,75 @@ def open_transcriber(
         cache_dir=None if cache_dir is None else str(cache_dir),
         keep_packed=keep,
     )
-    return opened(options, folder)[0]
-
-
-def opened(options: EngineOptions, folder: Path) -> tuple[Transcriber, list[Decision]]:
-    """Open the transcriber of a folder by the options of an engine. Raises as `open_transcriber`
-    does."""
+    files = open_hearing(folder, options)
     form = form_of(options)
+    with _on_our_kernels():
+        if files.format == FRAMES:
+            return frame_transcriber(files, form)
+        return transcriber_of(build(engine_options(options, form), files), files)
+
+
+@contextmanager
+def _on_our_kernels() -> Iterator[None]:
     try:
-        kind = read_json(folder / "config.json").get("model_type")
-        if kind in KINDS[1:]:
-            return _by_frames(folder, str(kind), form), form.decisions
-        files = open_transcription(folder, coded=form.precision == "int8")
-        built = build(engine_options(options, form), files)
+        yield
     except LibraryAbsent as absent:
         raise UnsupportedModel(f"speech runs on the CPU kernels alone: {absent}") from absent
-    return transcriber_of(built, files), [*form.decisions, *built.decisions]
 
 
-def transcriber_of(built: Built, files: ModelFiles) -> Transcriber:
-    """Return the transcriber of a Whisper that an engine serves."""
-    whisper = whisper_of(files)
-    shape = built.encoder
+def open_hearing(folder: Path, options: EngineOptions) -> ModelFiles:
+    """Open the folder of a transcription model. Raises `ModelFileError`, `UnsupportedModel`."""
+    kind = read_json(folder / "config.json").get("model_type")
+    if kind in KINDS[1:]:
+        return open_frames(folder, str(kind))
+    return open_transcription(folder, coded=form_of(options).precision == "int8")
+
+
+def load_hearing(wanted: BuildOrder, on_phase: OnPhase) -> LoadedEngine | Built:
+    """Load a transcription model's weights; those of Parakeet and Moonshine are then complete.
+    Raises as `build`, and `UnsupportedModel` without the CPU kernels."""
+    with _on_our_kernels():
+        if wanted.files.format == FRAMES:
+            return build_frames(wanted)
+        options = engine_options(wanted.options, form_of(wanted.options))
+        return load(wanted._replace(options=options), on_phase)
+
+
+def finish_hearing(
+    loaded: LoadedEngine | Built,
+    files: ModelFiles,
+    flight: FlightRecorder | None,
+    on_phase: OnPhase,
+) -> Generator[None, None, Built]:
+    """Allocate and warm up a loaded transcription model, in pieces; return it. Raises as
+    `build`."""
+    built = loaded if isinstance(loaded, Built) else (yield from finish(loaded, flight, on_phase))
+    begin = time.monotonic()
+    try:
+        yield from warming(transcriber_of(built, files))
+    except BaseException:
+        built.close()
+        raise
+    on_phase("warm_up", time.monotonic() - begin)
+    return built
+
+
+def transcriber_of(
+    built: Built, files: ModelFiles, core: EngineCore | None = None, number: int = 0
+) -> Transcriber:
+    """Return the transcriber of a model of the engine; in the loop `core`, by default its own, its
+    lane has this number."""
+    if files.format == FRAMES:
+        return transcriber_in(built)
+    whisper, shape = whisper_of(files), built.encoder
     assert whisper is not None
     assert shape is not None
-    return Transcriber(whisper.files, WalkRunner(built, shape.bound // shape.slot))
+    windows = shape.bound // shape.slot
+    return Transcriber(
+        whisper.files, WalkRunner(core or built.core, windows, number, on_close=built.close)
+    )
 
 
-def _by_frames(folder: Path, kind: str, form: HearingForm) -> FrameTranscriber:
-    if kind == "moonshine":
-        files = open_moonshine(folder)
-        return FrameTranscriber(MoonshineNetwork(files, Team(form.threads), form.precision))
-    other = open_parakeet(folder)
-    return FrameTranscriber(ParakeetNetwork(other, Team(form.threads), form.precision))
+def desk_of(built: Built, files: ModelFiles, core: EngineCore, number: int) -> Desk:
+    """Return the request queue of a model that has joined a loop."""
+    return Desk(transcriber_of(built, files, core, number))

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from ...base.config import Decision, EngineOptions
 from ...base.errors import OptionError
 from ...base.hardware import cpu
+from ...base.several import OWN, ModelChoice
 
 TAKEN = frozenset(
     {"model", "device", "dtype", "kv_dtype", "threads", "max_waiting", "cache_dir", "offline"}
@@ -58,6 +59,18 @@ def engine_options(options: EngineOptions, form: HearingForm) -> EngineOptions:
         max_waiting=1024,
         keep_packed=options.keep_packed and form.precision == "int8",
     )
+
+
+def own_options(choice: ModelChoice, *, shared: bool) -> EngineOptions:
+    """Return the options of a transcription model. In a `shared` server those that are not its own
+    are for text, unless they are the server's. Raises as `verify`."""
+    options = choice.options
+    if shared:
+        plain, taken = EngineOptions(), (TAKEN - set(OWN)) | choice.own
+        others = {each.name for each in fields(options)} - taken
+        options = replace(options, **{name: getattr(plain, name) for name in others})
+    verify(options)
+    return options
 
 
 def verify(options: EngineOptions) -> None:

@@ -6,6 +6,7 @@ Each sound has at most one window that is not encoded, so their windows take tur
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -14,7 +15,7 @@ from ...base.errors import EngineFault, InvalidRequest
 from ...base.request import Request, SequenceDelta
 from ...speech.conductor import RESERVED, WalkUnderWay
 from ...speech.decoding import Ask, WindowAnswer
-from ..loop.build import Built
+from ..loop.core import EngineCore
 
 OLD = 1
 """Priority of a sound that has had a window."""
@@ -50,14 +51,24 @@ class _Pending:
 class WalkRunner:
     """Walks over one model in the loop; not thread-safe. See `speech.conductor.Jobs`."""
 
-    def __init__(self, built: Built, windows: int) -> None:
-        """`windows`: encodings that have room."""
-        self._built, self._core = built, built.core
+    def __init__(
+        self,
+        core: EngineCore,
+        windows: int,
+        model: int = 0,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`windows`: encodings that have room. `model`: its number in the loop. `on_close`: closes
+        the engine, if it is the walks' own."""
+        self._core, self._model, self._on_close = core, model, on_close
         self._free = list(range(windows))[::-1]
         self._names, self._sounds = count(), count()
         self._jobs: dict[WalkUnderWay[Any], _Pending] = {}
         self._owners: dict[str, WalkUnderWay[Any]] = {}
         """Jobs by the names of their requests under way."""
+        self._opened = False
+        """Whether a window was lent since the last step. Its features take 20 ms of the loop, so a
+        second one waits for the next step: other models' texts do not wait for all of them."""
 
     @property
     def free_windows(self) -> int:
@@ -71,8 +82,9 @@ class WalkRunner:
         return SoundShare(f"{next(self._sounds)}")
 
     def lend(self, share: SoundShare) -> int | None:
-        if share.unread or len(self._free) <= RESERVED * (share.windows > 0):
+        if self._opened or share.unread or len(self._free) <= RESERVED * (share.windows > 0):
             return None
+        self._opened = True
         share.windows += 1
         share.unread += 1
         return self._free.pop()
@@ -94,11 +106,15 @@ class WalkRunner:
 
     def turn(self) -> None:
         """Run one step of the loop, and give the answers to the jobs that have all of theirs."""
-        for delta in self._core.turn():
+        self.take(self._core.turn())
+
+    def take(self, deltas: list[SequenceDelta]) -> None:
+        self._opened = False
+        for delta in deltas:
             self._take(delta)
 
     def close(self) -> None:
-        self._built.close()
+        self._on_close()
 
     def _take(self, delta: SequenceDelta) -> None:
         job = self._owners.get(delta.request_id)
@@ -142,7 +158,7 @@ class WalkRunner:
         given = pending.priority, job.share.salt
         for ask in asks:
             name = f"{next(self._names)}"
-            self._core.add(Request(name, ask.prompt, ask.spec, *given))
+            self._core.add(Request(name, ask.prompt, ask.spec, *given), self._model)
             pending.ids.append(name)
             pending.said[name] = WindowAnswer([], [], [])
             self._owners[name] = job
@@ -157,9 +173,9 @@ class WalkRunner:
         """End the requests of a job that are under way."""
         for name in self._jobs[job].ids:
             if self._owners.pop(name, None) is not None:
-                self._core.abort(name)
+                self._core.abort(name, self._model)
 
     def _end(self, job: WalkUnderWay[Any]) -> None:
-        job.done = True
+        job.done, self._opened = True, False
         if self._jobs.pop(job).fresh:
             job.share.unread -= 1

@@ -66,6 +66,10 @@ KEPT_PREFIXES = 0.25
 sized for full load, and memory that a quieter engine never needs is left alone."""
 
 
+def unheard(name: str, seconds: float) -> None:
+    """Take a phase of a start that nobody waits for."""
+
+
 @dataclass(slots=True)
 class Built:
     """A core that has served its first tokens, and its parts."""
@@ -95,7 +99,7 @@ def build(
     *,
     worker: str = REAL_WORKER,
     flight: FlightRecorder | None = None,
-    on_phase: OnPhase = lambda name, seconds: None,
+    on_phase: OnPhase = unheard,
     beside: Beside = ALONE,
     executor: Executor | None = None,
 ) -> Built:
@@ -109,13 +113,17 @@ def build(
         if options.device != "cpu" and device_of(options.device, there := hardware())[0] != "cpu":
             stack.enter_context(alone_on(there.gpus[0]))
         loaded = load(BuildOrder(options, files, worker, beside, executor), on_phase)
-        finishing = finish(loaded, flight, on_phase, stack.close)
-        while True:
-            try:
-                next(finishing)
-            except StopIteration as done:
-                built: Built = done.value
-                return built
+        return whole(finish(loaded, flight, on_phase, stack.close))
+
+
+def whole(pieces: Generator[None, None, Built]) -> Built:
+    """Do all pieces of a start at once."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as done:
+            built: Built = done.value
+            return built
 
 
 class BuildOrder(NamedTuple):
@@ -293,10 +301,8 @@ def _core(
     identity: Identity,
 ) -> tuple[EngineCore, ContextCache | None, KvManager, Lender | None]:
     options = resolved.options
-    predict = None
-    if files.arch.cross is None:  # No estimates of attention to inputs yet.
-        types = {"dtype": options.dtype, "kv_dtype": options.kv_dtype}
-        predict = step_predictor(files, device=options.device, **types)
+    types = {"dtype": options.dtype, "kv_dtype": options.kv_dtype}
+    predict = step_predictor(files, device=options.device, **types)
     stages = Layout.parse(options.layout).pp
     depth = max(options.depth or 1, stages)
     limits = Limits(

@@ -80,7 +80,8 @@ class Controls:
 
     def _reset(self) -> dict[str, float]:
         scheduler = self._built.core.scheduler
-        assert isinstance(scheduler, Scheduler)
+        if not isinstance(scheduler, Scheduler):
+            return {"blocks": 0.0}  # Parakeet and Moonshine have no pool.
         blocks = sum(len(pool.index) for pool in scheduler.kv.pools)
         if self._built.context is not None:
             self._built.context.settle()
@@ -97,8 +98,11 @@ class Controls:
                 group._replace(blocks=min(group.blocks, SLEEPING_BLOCKS))
                 for group in memory.pool.groups
             )
-            slots = tuple(group._replace(blocks=0) for group in memory.pool.slots)
-            asleep = PoolShape(memory.pool.block_size, small, slots)
+            slots, cross = (
+                tuple(group._replace(blocks=0) for group in groups)
+                for groups in (memory.pool.slots, memory.pool.cross)
+            )
+            asleep = PoolShape(memory.pool.block_size, small, slots, cross)
             self._built.core.executor.allocate(asleep)
             self.asleep = True
         else:
@@ -115,6 +119,8 @@ class Controls:
     def _start_profile(self) -> dict[str, float]:
         if self._recording is not None:
             raise InvalidRequest("a profile is being recorded; stop it first")
+        if self._files.format in ("whisper", "frames"):
+            raise InvalidRequest("a profile is of a text model", param="model")
         if this_hardware(self._decided("device", "cpu")) is None:
             raise InvalidRequest(
                 "this hardware is not known to the roofline: run `headrace roofline --calibrate`"

@@ -31,6 +31,8 @@ class EncoderPlan:
     decision: Decision
     cross: tuple[GroupShape, ...] = ()
     """Groups of the encodings that texts attend to, with their blocks."""
+    coded: bool = False
+    """See `loader.towers.Tower`."""
 
     @property
     def bytes(self) -> int:
@@ -60,7 +62,7 @@ def plan_encoder(options: EngineOptions, files: ModelFiles, available: int) -> E
         f"may stop between; {shape.bound / 2**20:.0f} MiB of encodings are kept at most"
     )
     decision = Decision("parts", "encoder, text", reason)
-    return EncoderPlan(graph, shape, step_bytes, decision, cross)
+    return EncoderPlan(graph, shape, step_bytes, decision, cross, tower.coded)
 
 
 def _across(

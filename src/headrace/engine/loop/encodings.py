@@ -19,7 +19,7 @@ def encodings_of(
     plan: EncoderPlan, predict: StepPredictor | None, step_tokens: int, device: str
 ) -> Encodings:
     """Return the books of encodings, with prices by the roofline until steps show more."""
-    units = slice_seconds(plan.graph, device)
+    units = slice_seconds(plan.graph, device, coded=plan.coded)
     count = plan.shape.slices
 
     def of_slices(size: int) -> float:

@@ -16,13 +16,15 @@ from ...kv.tiers import Computing
 from ...loader.gguf_model import gguf_of
 from ...loader.names import from_gguf_name, from_hf_name
 from ...loader.shards import read_headers
+from ...loader.whisper import whisper_of
+from ...models.registry import describe
 from ...roofline.composition import compose, compose_plan
 from ...roofline.counts import Case
 from ...roofline.formats import GGML, usual_format
 from ...roofline.machine import this_hardware
 from ...roofline.routing import typical_skew
 from ...roofline.step import Estimate, StepModel
-from ...roofline.weights import WeightBytes, from_tensors
+from ...roofline.weights import WeightBytes, from_roles, from_tensors
 from ...sched.price import StepPrices, least, paying
 from .draft_law import verifying
 from .start import resolve
@@ -31,6 +33,8 @@ _SAFETENSORS = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "fp8", "I8": "int8",
     "U8": "int4", "I32": "int4",
 }  # fmt: skip
+CODED, STORED = 34 / 32, {2: "float16", 4: "float32"}
+"""Bytes of a number in blocks of eight bits; formats by the bytes of a number."""
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 
 
@@ -61,10 +65,28 @@ def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str) -> Case:
 
 
 def stored_weights(files: ModelFiles) -> WeightBytes:
-    """Return the bytes of the file's own tensors."""
-    sizes, format = tensor_bytes(files)
-    assert any(re.search(r"layers?\.\d+\.", name) for name in sizes), "a model has layers"
-    return from_tensors(files.arch, sizes, format)
+    """Return the bytes of the file's own tensors; of a Whisper those of its decoder, as it
+    serves."""
+    if (whisper := whisper_of(files)) is not None:
+        kinds = ("linear", "logits") if whisper.coded else ()
+        wide = whisper.files.file_bytes
+        sizes = (
+            (
+                one.purpose,
+                _layer_of(one.names[0]),
+                one.numbers * (CODED if one.role in kinds else wide),
+            )
+            for one in describe(files.arch).weights()
+        )
+        return from_roles(files.arch, sizes, "Q8_0" if whisper.coded else STORED[wide])
+    tensors, format = tensor_bytes(files)
+    assert any(re.search(r"layers?\.\d+\.", name) for name in tensors), "a model has layers"
+    return from_tensors(files.arch, tensors, format)
+
+
+def _layer_of(name: str) -> int | None:
+    layer = re.search(r"layers\.(\d+)\.", name)
+    return int(layer[1]) if layer else None
 
 
 def serving_types(files: ModelFiles) -> tuple[str, str]:
@@ -126,6 +148,8 @@ class StepPredictor:
     def __init__(self, model: StepModel) -> None:
         self._model = model
         self._pooling: dict[int, bool] = {}
+        self._inputs: dict[int, int] = {}
+        """Positions of the encoded inputs that rows attend to."""
         self.slices: Callable[[int], float] | None = None
         """Seconds of slices of an encoder part, by their number times the units of the input."""
         self._units: dict[int, int] = {}
@@ -160,10 +184,13 @@ class StepPredictor:
         arch = self._model.case.arch
         for admission in plan.admitted:
             self._pooling[admission.row] = not admission.spec.generates
+            if arch.cross is not None:
+                self._inputs[admission.row] = sum(one.units for one in admission.spec.inputs)
+        inputs = [self._inputs[row] for row in plan.rows] if arch.cross is not None else []
         if arch.task == "tokens" and any(self._pooling.get(row) for row in plan.rows):
             sampled = plan.drafts + sum(
                 sample and not self._pooling.get(row)
                 for row, sample in zip(plan.rows, plan.samples, strict=True)
             )
-            return self._model.estimate(compose(arch, plan.starts, plan.counts, sampled))
-        return self._model.estimate(compose_plan(arch, plan))
+            return self._model.estimate(compose(arch, plan.starts, plan.counts, sampled, inputs))
+        return self._model.estimate(compose_plan(arch, plan, inputs))

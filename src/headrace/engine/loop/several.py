@@ -7,9 +7,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from importlib import import_module
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ...base.config import EngineOptions
 from ...base.errors import EngineDead, EngineFault, HeadraceError, InvalidRequest, Overloaded
 from ...base.hardware import hardware
 from ...base.modelfiles import ModelFiles
@@ -19,14 +21,20 @@ from ...obs.threads import THREADS
 from .. import messages
 from ..messages import Configure, Ready, WireError, WireFiles, WireModel
 from ..preload import give_back
-from .build import BuildOrder, Built, LoadedEngine, OnPhase, build, finish, load
+from .build import BuildOrder, Built, LoadedEngine, OnPhase, build, finish, load, unheard, whole
 from .controls import Controls
+from .executor import Executor
 from .start import Beside, beside_of, keeping
 
 if TYPE_CHECKING:
+    from ..hearing.desk import Desk
     from .lending import Lender
 
 log = logging.getLogger("headrace.engine")
+OpenFiles = Callable[[WireFiles, EngineOptions], ModelFiles]
+HEARD = "whisper", "frames"
+"""`ModelFiles.format` of transcription models."""
+Loaded = LoadedEngine | Built
 
 
 class Models:
@@ -37,29 +45,32 @@ class Models:
         self.core = first.core
         self.built = {0: first}
         self.controls = {0: Controls(first, files)}
+        self.desks: dict[int, Desk] = {}
+        """Sounds of the transcription models."""
+        self._hear(0, files)
         self._keep_kv = keep_kv
         self._worker = worker
-        self._loaded: SimpleQueue[tuple[WireModel, LoadedEngine | HeadraceError]] = SimpleQueue()
+        self._loaded: SimpleQueue[tuple[WireModel, Loaded | HeadraceError]] = SimpleQueue()
         """Models whose loading, in threads of their own, has ended."""
         self._finishing: deque[tuple[WireModel, ModelFiles, Generator[None, None, Built]]] = deque()
-        """LoadedEngine models on their way into the loop."""
+        """Loaded models on their way into the loop."""
         self._loading: dict[int, ModelFiles] = {}
 
     @classmethod
     def start(
         cls,
         configure: Configure,
-        open_files: Callable[[WireFiles], ModelFiles],
+        open_files: OpenFiles,
         *,
         worker: str,
         flight: FlightRecorder,
         on_phase: OnPhase,
     ) -> Models:
         """Build all models. Raises what `build` raises, with everything closed."""
-        files = open_files(configure.files)
-        coming = [open_files(one.files) for one in configure.beside]
+        files = open_files(configure.files, configure.options)
+        coming = [open_files(one.files, one.options) for one in configure.beside]
         keep_kv = keeping([files, *coming])
-        first = build(
+        first = _build(
             configure.options,
             files,
             worker=worker,
@@ -80,7 +91,7 @@ class Models:
     def _add(
         self, model: WireModel, files: ModelFiles, coming: Sequence[ModelFiles], on_phase: OnPhase
     ) -> None:
-        built = build(
+        built = _build(
             model.options,
             files,
             worker=self._worker,
@@ -97,18 +108,22 @@ class Models:
         self.core.join(model.number, built.core.first, model.weight)
         self.built[model.number] = built
         self.controls[model.number] = Controls(built, files)
+        self._hear(model.number, files)
+
+    def _hear(self, number: int, files: ModelFiles) -> None:
+        """Open the request queue of a model that transcribes."""
+        if files.format in HEARD:
+            self.desks[number] = _hearing().desk_of(self.built[number], files, self.core, number)
 
     # Models that come and go while others are served
 
-    def load(
-        self, model: WireModel, open_files: Callable[[WireFiles], ModelFiles]
-    ) -> messages.ModelDone | None:
+    def load(self, model: WireModel, open_files: OpenFiles) -> messages.ModelDone | None:
         """Begin to load a model, in a thread; `turn` returns the outcome. An answer that is known
         at once is returned."""
         try:
             if any(controls.recording for controls in self.controls.values()):
                 raise InvalidRequest("a profile of one model is being recorded; end it first")
-            self._begin(model, open_files(model.files))
+            self._begin(model, open_files(model.files, model.options))
         except Exception as fault:  # noqa: BLE001 - of this model; the others are served on
             self._loading.pop(model.number, None)
             return _not_loaded(model.number, fault)
@@ -130,7 +145,7 @@ class Models:
     def _load(self, model: WireModel, wanted: BuildOrder) -> None:
         """Load a model's weights, in a thread of its own."""
         try:
-            found: LoadedEngine | HeadraceError = load(wanted, _unheard)
+            found: Loaded | HeadraceError = _load(wanted, unheard)
         except HeadraceError as error:
             found = error
         except Exception as fault:
@@ -155,7 +170,7 @@ class Models:
             if isinstance(found, HeadraceError):
                 done.append(messages.ModelDone(model.number, error=WireError.of(found)))
             else:
-                self._finishing.append((model, files, finish(found, None, _unheard)))
+                self._finishing.append((model, files, _finish(found, files)))
         if not self._finishing:
             return done
         model, files, pieces = self._finishing[0]
@@ -165,7 +180,7 @@ class Models:
                 return done
             self._join(model, files, built)
             gc.freeze()  # It stays: no collection need walk over it.
-            done.append(messages.ModelDone(model.number, _ready(built)))
+            done.append(messages.ModelDone(model.number, self._ready(model.number)))
         except Exception as fault:  # noqa: BLE001 - of this model; the others are served on
             done.append(_not_loaded(model.number, fault))
         self._finishing.popleft()
@@ -175,11 +190,12 @@ class Models:
         """Unload a model without requests and give its memory back."""
         if number not in self.built or not number:
             error: HeadraceError = InvalidRequest("there is no such model to unload")
-        elif self.core.lanes[number].has_work:
+        elif self._works(number):
             error = Overloaded("requests are still in work", retry_after=1.0)
         else:
             self.core.leave(number)
             del self.controls[number]
+            self.desks.pop(number, None)
             self.built.pop(number).close()
             gc.unfreeze()
             gc.collect()
@@ -188,12 +204,33 @@ class Models:
             return messages.ModelDone(number)
         return messages.ModelDone(number, error=WireError.of(error))
 
+    def _works(self, number: int) -> bool:
+        desk = self.desks.get(number)
+        return self.core.lanes[number].has_work or (desk is not None and desk.busy)
+
     def ready(self) -> Ready:
         """Return the first model's message, with the others'."""
-        ready = {number: _ready(built) for number, built in self.built.items()}
+        ready = {number: self._ready(number) for number in self.built}
         first = next(iter(ready))
         ready[first].beside = {number: one for number, one in ready.items() if number != first}
         return ready[first]
+
+    def _ready(self, number: int) -> Ready:
+        built, desk = self.built[number], self.desks.get(number)
+        facts = {
+            "weight_bytes": float(built.facts.weight_bytes),
+            "kv_bytes": float(built.memory.kv_bytes),
+            "kv_tokens": float(built.memory.kv_tokens),
+        }
+        return Ready(
+            built.core.max_context,
+            built.memory.rows,
+            built.decisions,
+            facts,
+            list(built.facts.features),
+            built.identity,
+            languages=[] if desk is None else desk.languages,
+        )
 
     @property
     def lender(self) -> Lender | None:
@@ -212,7 +249,7 @@ class Models:
         if asked.action == "start_profile" and several:
             error = InvalidRequest("a profile is of one model, and this server has several")
             return messages.Operated(asked.number, {}, WireError.of(error))
-        if asked.action == "sleep" and self.core.has_work:
+        if asked.action == "sleep" and any(map(self._works, self.built)):
             busy = Overloaded("requests are still in work", retry_after=1.0)
             return messages.Operated(asked.number, {}, WireError.of(busy))
         facts: dict[str, float] = {}
@@ -235,8 +272,49 @@ class Models:
             self.built[number].close()
 
 
-def _unheard(name: str, seconds: float) -> None:
-    """Take a phase of a start that nobody waits for."""
+def _hearing() -> Any:
+    """Return what builds transcription models; engines of text do without its imports."""
+    return import_module("headrace.engine.hearing.opening")
+
+
+def _load(wanted: BuildOrder, on_phase: OnPhase) -> Loaded:
+    """Load a model of either kind: see `build.load`."""
+    if wanted.files.format not in HEARD:
+        return load(wanted, on_phase)
+    found: Loaded = _hearing().load_hearing(wanted, on_phase)
+    return found
+
+
+def _finish(
+    loaded: Loaded,
+    files: ModelFiles,
+    flight: FlightRecorder | None = None,
+    on_phase: OnPhase = unheard,
+) -> Generator[None, None, Built]:
+    """Finish a model of either kind: see `build.finish`."""
+    if isinstance(loaded, LoadedEngine) and files.format not in HEARD:
+        return finish(loaded, flight, on_phase)
+    pieces: Generator[None, None, Built]
+    pieces = _hearing().finish_hearing(loaded, files, flight, on_phase)
+    return pieces
+
+
+def _build(
+    options: EngineOptions,
+    files: ModelFiles,
+    *,
+    worker: str,
+    on_phase: OnPhase,
+    beside: Beside,
+    flight: FlightRecorder | None = None,
+    executor: Executor | None = None,
+) -> Built:
+    """Build a model of either kind: see `build`."""
+    if files.format not in HEARD:
+        given = {"flight": flight, "on_phase": on_phase, "beside": beside, "executor": executor}
+        return build(options, files, worker=worker, **given)  # type: ignore[arg-type]
+    loaded = _load(BuildOrder(options, files, worker, beside, executor), on_phase)
+    return whole(_finish(loaded, files, flight, on_phase))
 
 
 def _next_piece(pieces: Generator[None, None, Built]) -> Built | None:
@@ -258,19 +336,3 @@ def _not_loaded(number: int, fault: Exception) -> messages.ModelDone:
         log.error("a model could not be loaded", exc_info=fault)
         fault = EngineFault(f"{type(fault).__name__}: {fault}")
     return messages.ModelDone(number, error=WireError.of(fault))
-
-
-def _ready(built: Built) -> Ready:
-    facts = {
-        "weight_bytes": float(built.facts.weight_bytes),
-        "kv_bytes": float(built.memory.kv_bytes),
-        "kv_tokens": float(built.memory.kv_tokens),
-    }
-    return Ready(
-        built.core.max_context,
-        built.memory.rows,
-        built.decisions,
-        facts,
-        list(built.facts.features),
-        built.identity,
-    )

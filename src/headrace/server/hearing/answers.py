@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ...engine.hearing.messages import HeardSegment, SoundEnd
+from ...engine.hearing.records import HeardSegment, SoundEnd
 from ...speech.captions import srt, vtt
 from ...speech.languages import name_of
 from ..generation import Usage

@@ -13,12 +13,13 @@ from starlette.types import Scope
 from ...base.errors import EngineFault, InvalidRequest
 from ...base.shares import Shares
 from ...engine.hearing.engine import Hearing, HearingEngine
-from ...engine.hearing.messages import HeardSegment, HearOptions, SoundEnd
+from ...engine.hearing.records import HeardSegment, HearOptions, SoundEnd
 from ...media import RATE, REFUSALS, AudioLimits, declared, decode_into
 from ...speech.languages import code_of
-from ...speech.voice import USUAL_PAUSES, Pauses
+from ...speech.pauses import USUAL_PAUSES, Pauses
 from ..caller import CALLER, engine_id
 from ..connection import EventStream, while_connected
+from ..entry import chosen
 from ..wire import frame
 from . import answers
 from .form import AudioForm, VadFields, read_form
@@ -46,9 +47,18 @@ class HearingRoutes:
     async def transcribe(self, request: Request, task: str) -> Response:
         """Answer a form with a sound file, whole or as a stream."""
         self.service.check_open(request.scope)
-        self.engine.check_open()
+        if len(self.service.models) == 1:
+            self.engine.check_open()
         data, form = await read_form(request, LIMITS.bytes)
+        ears = self if not form.model else (await chosen(self.service, form.model)).ears
+        assert isinstance(ears, HearingRoutes)
+        return await ears._answer(request, task, data, form)
+
+    async def _answer(
+        self, request: Request, task: str, data: bytearray, form: AudioForm
+    ) -> Response:
         self.service.check_model(form.model)
+        self.engine.check_open()
         options = options_of(form, task)
         self.engine.check(options)
         self.service.enter(request.scope)

@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Send
 from ...base.errors import HeadraceError, InvalidRequest, Overloaded
 from ...base.foreign import Undecodable, any_json
 from ...engine.hearing.engine import Hearing, HearingEngine
-from ...engine.hearing.messages import HeardSegment, HearOptions
+from ...engine.hearing.records import HeardSegment, HearOptions
 from ...media import RATE
 from ...obs.tasks import TaskWatch
 from ..access import log_exchange

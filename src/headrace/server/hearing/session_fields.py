@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ...base.errors import InvalidRequest
 from ...speech.languages import code_of
-from ...speech.voice import Pauses
+from ...speech.pauses import Pauses
 from ..body import converted
 from .pcm import PCM_RATES
 

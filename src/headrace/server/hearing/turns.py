@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...media import RATE
-from ...speech.voice import Pauses
+from ...speech.pauses import Pauses
 
 FRAME = 480
 _FLOOR = -55.0

@@ -38,7 +38,7 @@ async function follow() {
       // The models first: a user's key opens them, the statistics are the operator's. Adapters
       // come and go while the server runs.
       const served = (await (await call("v1/models", { quietly: known })).json()).data;
-      const writers = served.filter((model) => model.task !== "embedding");
+      const writers = served.filter((model) => !["embedding", "transcription"].includes(model.task));
       const models = writers.length ? writers : served;
       offerModels(models);
       speak.offer(models[0]);

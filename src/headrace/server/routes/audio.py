@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from ...base.errors import InvalidRequest
 from ...base.extras import install
-from ..entry import entered
+from ..entry import chosen, entered, hearing
 from ..openapi import ERRORS, raw, replies, takes, takes_form
 from ..service import of
 from ..speech_fields import SpeechBody
@@ -24,14 +24,14 @@ SOUND = raw(*_KINDS, also=tuple(ERRORS))
 @takes_form(FORM)
 async def transcriptions(request: Request) -> Response:
     """Transcribe a sound file in its own language."""
-    return await of(request).ears.transcribe(request, "transcribe")
+    return await hearing(of(request)).ears.transcribe(request, "transcribe")
 
 
 @router.post("/v1/audio/translations", responses=replies(TranscriptionReply, stream=True))
 @takes_form(FORM)
 async def translations(request: Request) -> Response:
     """Translate the speech of a sound file into English text."""
-    return await of(request).ears.transcribe(request, "translate")
+    return await hearing(of(request)).ears.transcribe(request, "translate")
 
 
 @router.post("/v1/audio/speech", responses=SOUND)
@@ -51,7 +51,8 @@ class UpgradeNeeded(InvalidRequest):
 async def realtime(request: Request) -> Response:
     """Open a transcription session."""
     service = of(request)
-    ears = service.ears
+    name = request.query_params.get("model")
+    ears = (await chosen(service, name) if name else hearing(service)).ears
     if "headrace.socket" not in request.scope:
         raise UpgradeNeeded(
             "a session needs a websocket; where the client asked for one, the server lacks the "

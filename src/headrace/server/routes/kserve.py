@@ -175,7 +175,7 @@ async def index(request: Request) -> Response:
                 state="READY" if program.ready else "UNAVAILABLE",
             )
             found.append(entry if program.ready else {**entry, "reason": "its process starts"})
-    for one in service.models if service.writes else ():
+    for one in (one for one in service.models if one.writes):
         state = "READY" if one.health()[0] else "UNAVAILABLE"
         found += [{"name": name, "version": one.fingerprint, "state": state} for name in one.names]
     return json_response(found)

@@ -15,7 +15,7 @@ from ..body import read_model
 from ..faces import Resting
 from ..fields import Body
 from ..openapi import replies, takes
-from ..service import Service, of
+from ..service import Service, of, writes
 from ..wire import json_response
 
 router = APIRouter(tags=["operator"])
@@ -52,11 +52,12 @@ def residents_of(service: Service) -> Resting:
 
 
 def _shown(residents: Resting, service: Service, *, loaded: bool) -> Resident:
-    memory = service.engine.memory if loaded else {}
+    served = service.served
+    memory = getattr(served, "memory", {}) if loaded else {}
     left = residents.expires_in(service) if loaded else float("inf")
     return {
         "names": service.names,
-        "model": service.engine.files.name,
+        "model": served.files.name if writes(served) else served.model_name,
         "loaded": loaded,
         "weight_bytes": int(memory.get("weight_bytes", 0)),
         "kv_bytes": int(memory.get("kv_bytes", 0)),

@@ -77,7 +77,7 @@ async def tags(request: Request) -> Response:
     """List the models and their adapters, those at rest too."""
     service = of(request)
     resting = [] if service.residents is None else service.residents.resting
-    served = [*service.models, *resting]
+    served = [one for one in (*service.models, *resting) if one.writes]
     models = [about.listed(one, name) for one in served for name in about.names(one)]
     return json_response({"models": models})
 
@@ -86,7 +86,7 @@ async def tags(request: Request) -> Response:
 @_own_errors
 async def ps(request: Request) -> Response:
     """List the loaded models."""
-    served = of(request).models
+    served = [one for one in of(request).models if one.writes]
     models = [about.loaded(one, name) for one in served for name in about.names(one)]
     return json_response({"models": models})
 

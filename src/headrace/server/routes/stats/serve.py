@@ -26,7 +26,7 @@ class Watchers:
 
     def board(self) -> Board:
         """Return the board; make it if needed. Raises `Overloaded` while the model loads."""
-        engines = [one.engine for one in self._service.models if one.loaded]
+        engines = [one.engine for one in self._service.models if one.writes]
         if not engines:
             _ = self._service.engine  # Raises the reason.
         if self._board is None or not self._board.of(engines):

@@ -1,108 +1,43 @@
-"""The transcription process: `python -m headrace.engine.hearing.process ADDRESS FOLDER`.
-
-Its one thread takes messages between two turns of the scheduler. A turn is a slice of one window's
-encoding and a decoding step of all sounds that are decoded.
-"""
+"""The request queue of a transcription model in the engine process: sounds, and their messages."""
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ...base.errors import EngineFault, HeadraceError
-from ...dist.channel import Channel
+from ...base.request import SequenceDelta
 from ...speech.decoding import DecodingOptions
-from .. import messages
-from ..aside import come_back
-from ..entered import enter
-from ..messages import WireError
-from .messages import (
-    Hear,
-    HeardSegment,
-    HeardSoFar,
-    HearingLoad,
-    HearOptions,
-    Listening,
-    OpenHearing,
-    SoundEnd,
-    ToHearing,
-)
+from ..messages import Hear, HeardSoFar, HearingLoad, Refused, WireError
+from .records import HeardSegment, HearOptions, SoundEnd
 
 if TYPE_CHECKING:
     from ...speech.transcript import Segment, Transcriber, Transcript
 
 Floats = npt.NDArray[np.float32]
+DeskNews = HeardSoFar | HearingLoad | Refused
 BEAT_SECONDS = 0.5
-"""Time between two signs of life."""
+"""Time between two reports of the load while it stays as it is."""
 AT_ONCE = 16
 """Sounds that are transcribed at the same time; further ones wait, live ones never."""
 
 
-def main() -> None:
-    enter(ToHearing, lambda channel, arguments, _: run(channel, arguments.worker))
-
-
-def run(channel: Channel, worker: str) -> None:
-    """Get the model, load it, transcribe until `Stop` comes."""
-    begin = time.monotonic()
-    gc.disable()
-    module, _, function = worker.partition(":")
-    opening = getattr(import_module(module), function)
-    channel.send(messages.Phase("import_engine", time.monotonic() - begin))
-    told = channel.receive_one(None)
-    if not isinstance(told, OpenHearing):
-        return
-    begin = time.monotonic()
-    transcriber, decisions = opening(told.options, Path(told.folder))
-    channel.send(messages.Phase("load_weights", time.monotonic() - begin))
-    begin = time.monotonic()
-    warm_up(transcriber)
-    channel.send(messages.Phase("warm_up", time.monotonic() - begin))
-    gc.freeze()
-    gc.enable()
-    languages = list(transcriber.files.special.languages)
-    come_back()
-    channel.send(Listening(languages, decisions))
-    serve(channel, Desk(transcriber))
-
-
-def warm_up(transcriber: Transcriber) -> None:
-    """Warm up: transcribe one window of noise before reporting ready."""
+def warming(transcriber: Transcriber) -> Iterator[None]:
+    """Transcribe one window of noise, which goes through all that a request does; yield after each
+    step of it."""
     noise = np.random.default_rng(1).normal(0, 0.05, 16_000).astype(np.float32)
     language = next(iter(transcriber.files.special.languages), None)
-    transcriber.transcribe(noise, _decoding(HearOptions(language=language, live=True)))
-
-
-def serve(channel: Channel, desk: Desk) -> None:
-    """Repeat accept → turn → report, until `Stop` comes."""
-    beaten = 0.0
-    while True:
-        for message in channel.receive(0.0 if desk.busy else BEAT_SECONDS):
-            match message:
-                case messages.Stop():
-                    return
-                case Hear():
-                    desk.add(message)
-                case messages.Abort(request_id):
-                    desk.drop(request_id)
-        if desk.busy:
-            desk.turn()
-        for said in desk.told():
-            channel.send(said)
-        now = time.monotonic()
-        if now - beaten >= BEAT_SECONDS or not desk.busy:
-            beaten = now
-            channel.send(messages.Beat(desk.turns))
-            channel.send(HearingLoad(len(desk.running), len(desk.waiting), desk.seconds))
+    options = _decoding(HearOptions(language=language, live=True))
+    for _ in transcriber.sequential(noise, options, words=False, told=lambda new, upto: None):
+        transcriber.jobs.turn()
+        yield
 
 
 class SoundUnderWay:
@@ -118,11 +53,15 @@ class Desk:
 
     def __init__(self, transcriber: Transcriber) -> None:
         self.transcriber = transcriber
+        self.languages = list(transcriber.files.special.languages)
         self.running: deque[SoundUnderWay] = deque()
         self.waiting: deque[Hear] = deque()
-        self.turns = 0
         self.seconds = 0.0
-        self._told: list[Any] = []
+        """Seconds of its model's steps since the start."""
+        self._load = (0, 0)
+        """Sounds in the latest report of the load."""
+        self._reported = 0.0
+        self._told: list[DeskNews] = []
 
     @property
     def busy(self) -> bool:
@@ -144,21 +83,27 @@ class Desk:
                 sound.walk.close()
                 return
 
-    def turn(self) -> None:
-        """Let every sound ask for its next computation, and compute a part of it."""
-        begin = time.monotonic()
-        while self.waiting and len(self.running) < AT_ONCE:
-            self._begin(self.waiting.popleft())
-        for sound in list(self.running):
-            self._step(sound)
-        if self.running:
-            self.transcriber.jobs.turn()
-            self.running.rotate(-1)  # Each in turn is the first to have a slot.
-        self.turns += 1
-        self.seconds += time.monotonic() - begin
+    def take(self, deltas: list[SequenceDelta], seconds: float) -> None:
+        """Take what a step of its model, of so many seconds, has to report."""
+        self.seconds += seconds
+        self.transcriber.jobs.take(deltas)
 
-    def told(self) -> list[Any]:
-        """Return the messages since the last call."""
+    def turn(self) -> list[DeskNews]:
+        """Let every sound ask for its next computation; return the messages since the last call."""
+        ended = True
+        while ended:  # Its window, or its place, may be the one that another waits for.
+            while self.waiting and len(self.running) < AT_ONCE:
+                self._begin(self.waiting.popleft())
+            count = len(self.running)
+            for sound in sorted(self.running, key=lambda sound: not sound.wanted.options.live):
+                self._step(sound)
+            ended = len(self.running) < count
+        if self.running:
+            self.running.rotate(-1)  # Each in turn is the first to have a slot.
+        now, load = time.monotonic(), (len(self.running), len(self.waiting))
+        if load != self._load or (self.busy and now - self._reported >= BEAT_SECONDS):
+            self._load, self._reported = load, now
+            self._told.append(HearingLoad(*load, self.seconds))
         told, self._told = self._told, []
         return told
 
@@ -203,7 +148,7 @@ class Desk:
             if isinstance(fault, HeadraceError)
             else EngineFault(f"hearing failed: {type(fault).__name__}")
         )
-        self._told.append(messages.Refused(wanted.request_id, WireError.of(error)))
+        self._told.append(Refused(wanted.request_id, WireError.of(error)))
 
     def _pieces(self, wanted: Hear, segments: list[Segment]) -> list[HeardSegment]:
         return [
@@ -249,7 +194,3 @@ def _decoding(given: HearOptions) -> DecodingOptions:
         return replace(options, times=False, temperatures=(0.0,), short=True)
     steps = [t for t in options.temperatures if t > given.temperature]
     return replace(options, temperatures=(given.temperature, *steps))
-
-
-if __name__ == "__main__":
-    main()

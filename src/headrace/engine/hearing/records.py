@@ -1,13 +1,10 @@
-"""Messages between the API process and the transcription process, in addition to
-`engine.messages`."""
+"""Options of a transcription request, and its results, on their way between processes."""
 
 from __future__ import annotations
 
 import msgspec
 
-from ...base.config import Decision, EngineOptions
-from ...speech.voice import Pauses
-from .. import messages
+from ...speech.pauses import Pauses
 
 
 class HearOptions(msgspec.Struct, frozen=True, array_like=True):
@@ -53,60 +50,3 @@ class SoundEnd(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
     left_out: list[tuple[float, float, str]]
     """Stretches without text: begin, end, reason."""
-
-
-class OpenHearing(messages._Message):
-    """The folder of the model that is to be served."""
-
-    options: EngineOptions
-    folder: str
-
-
-class Hear(messages._Message):
-    """A sound to transcribe: `count` fp32 samples at 16 kHz in a file of the private folder."""
-
-    request_id: str
-    path: str
-    count: int
-    options: HearOptions
-
-
-class Listening(messages.Started):
-    """The end of the start: the model was loaded and has transcribed a window."""
-
-    languages: list[str]
-    """Language codes; empty: English alone."""
-    decisions: list[Decision]
-
-
-class HeardSoFar(messages._Message):
-    """New segments of a sound, and the second up to which it is done."""
-
-    request_id: str
-    pieces: list[HeardSegment]
-    upto: float
-    end: SoundEnd | None = None
-
-
-class HearingLoad(messages._Message):
-    """The load of the process, sent twice a second and when it changes."""
-
-    running: int
-    waiting: int
-    busy_seconds: float
-    """Seconds spent on turns since the start."""
-
-
-ToHearing = OpenHearing | Hear | messages.Abort | messages.Stop
-FromHearing = (
-    messages.Hello
-    | messages.Phase
-    | messages.Failed
-    | messages.Busy
-    | messages.Beat
-    | messages.News
-    | messages.Refused
-    | Listening
-    | HeardSoFar
-    | HearingLoad
-)
