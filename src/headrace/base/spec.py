@@ -79,6 +79,14 @@ class InputSpan(NamedTuple):
     aligns: bool = False
     """Whether requests for alignment will read it: its encoding then keeps what these need."""
 
+    mutual: bool = False
+    """Whether its positions see each other, those after them too: then one step computes them."""
+
+    @property
+    def end(self) -> int:
+        """First position after it."""
+        return self.first + self.length
+
     def read_from(self, start: int) -> bool:
         """Tell whether a token at `start` or a later one reads the input."""
         return not self.length or start < self.first + self.length

@@ -176,6 +176,13 @@ class Scheduler:
         if self._encodings is not None:
             self._encodings.verify(request)
         limits = self.limits
+        atom = max((end - first for work in works for first, end in work.atoms), default=0)
+        if atom > limits.step_tokens:
+            raise InvalidRequest(
+                f"an input has {atom} tokens that one step computes; a step has at most "
+                f"{limits.step_tokens}",
+                param="messages",
+            )
         room = limits.max_waiting + max(0, limits.running - self.running) - self.waiting
         if n > room:
             raise Overloaded(
@@ -226,7 +233,7 @@ class Scheduler:
             self._place(plan, entries, work, count)
             room -= count
         if len(self._roster.waiting):
-            self._admit(plan, entries, room)
+            self._admit(plan, entries, room, alone=not chunks)
         if self.limits.drafts:
             self._draft(plan, entries[:decodes])
         encoded = None if encodings is None else encodings.plan(plan, entries[:decodes])
@@ -341,6 +348,7 @@ class Scheduler:
             needy = [s for s in needy if not s.in_flight]
         needy.extend(prefilling.values())
         budget = min(room, self.room.now - len(decoding))
+        most = self.room.units - len(decoding)
         self._held = None
         latest = self._step - 1 if self._flights else None
         needy.sort(key=lambda s: s.rank)
@@ -360,25 +368,25 @@ class Scheduler:
                     continue
                 if start >= work.ready:
                     continue
-                count = work.chunk(start, budget)
+                count = work.chunk(start, budget, most)
                 if not count:
                     self._held, budget = work.rank, 0
                 elif work.table is None or self._make_room(work, start + count, writes):
-                    count = min(count, work.capacity - start)
+                    count = work.chunk(start, min(count, work.capacity - start))
                     chunks.append((work, count))
-                    budget -= count
+                    budget, most = budget - count, 0
         return chunks
 
     def _make_room(self, work: Work, end: int, writes: list[BlockWrite]) -> bool:
         """Take blocks up to `end` or as far as possible; return whether there is room for at least
-        one unit."""
+        one unit, or for those that see each other."""
         table = work.table
         assert table is not None
         end = min(end, work.limit)
         while True:
             room = self.kv.grow(table, work.row, work.oldest_query(), end, writes)
             work.capacity = min(room, work.limit)
-            if work.capacity > work.scheduled:
+            if work.capacity >= work.scheduled + work.least(work.scheduled):
                 return True
             if self._roster.leaving:
                 return False  # blocks are on their way already
@@ -423,8 +431,9 @@ class Scheduler:
             self.kv.enter(work.table, end, plan.number)
             self.kv.keep(work.table, work.row, start, plan)
 
-    def _admit(self, plan: StepPlan, entries: list[Work], room: int) -> None:
-        """Give rows to waiting work, in order of rank, and place its first chunks."""
+    def _admit(self, plan: StepPlan, entries: list[Work], room: int, *, alone: bool) -> None:
+        """Give rows to waiting work, in order of rank, and place its first chunks. `alone`: the step
+        has no others."""
         roster = self._roster
         budget = min(room, self.room.now - plan.tokens)
         now = self._clock()
@@ -439,8 +448,9 @@ class Scheduler:
             if atom > budget or (self._held and work.rank > self._held):
                 break
             prepared = roster.prepare(work)
-            count = roster.enter(work, budget) if prepared else 0
-            if prepared and roster.blocked is work:
+            most = self.room.units - plan.tokens if alone and not plan.admitted else 0
+            count = roster.enter(work, budget, most) if prepared else 0
+            if count < 0 or (prepared and roster.blocked is work):
                 break
             if not count:  # It lacks a resource, or its first tokens an encoding.
                 unprepared.append(roster.waiting.pop())

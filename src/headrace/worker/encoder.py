@@ -32,7 +32,7 @@ from .cross import CrossBlocks, Floats
 from .loading import OpenPart
 from .options import Resolved, WorkerOptions
 from .part import Part
-from .turns import turns_of
+from .turns import reach_of, turns_of
 
 
 @dataclass(slots=True)
@@ -214,6 +214,20 @@ class Encoder:
         spans = [self._spans.get(row, ("", ()))[1] for row in plan.rows]
         given = zip(spans, plan.starts, plan.counts, strict=True)
         return np.concatenate([turns_of(*each) for each in given], 1)
+
+    def reach_of(self, plan: StepPlan) -> npt.NDArray[np.int64] | None:
+        """Return `StepBatch.reach` of a step of the text part."""
+        if self._spans.keys().isdisjoint(plan.rows):
+            return None
+        spans = [self._spans.get(row, ("", ()))[1] for row in plan.rows]
+        given = list(zip(spans, plan.starts, plan.counts, strict=True))
+        found = [reach_of(*each) for each in given]
+        if all(one is None for one in found):
+            return None
+        pairs = zip(found, given, strict=True)
+        return np.concatenate(
+            [np.arange(at, at + n) if one is None else one for one, (_, at, n) in pairs]
+        )
 
     def rows_of(self, plan: StepPlan) -> EncodedRows | None:
         """Return the rows of encodings in a step of the text part, for `StepBatch.encoded`."""
