@@ -239,13 +239,21 @@ class Encoder:
         for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
             tenant, spans = self._spans.get(row, ("", ()))
             for span in spans:
-                low, high = max(span.first, start), min(span.first + span.length, start + count)
+                low, high = max(span.first, start), min(span.end, start + count)
                 if low < high:
+                    at = np.arange(low, high)
+                    read = at - span.first
+                    if span.parted:
+                        line, column = np.divmod(read, span.columns + 1)
+                        own = column < span.columns
+                        at, read = at[own], (read - line)[own]
+                    if not len(at):
+                        continue
                     item = self._named.get(EncodingName(tenant, span.digest))
                     rows = None if item is None else item.rows
                     assert rows is not None, "a chunk stops before what is not encoded yet"
-                    places.append(np.arange(low, high) + (begin - start))
-                    found.append(rows[low - span.first : high - span.first])
+                    places.append(at + (begin - start))
+                    found.append(rows[read] if span.parted else rows[read[0] : read[-1] + 1])
             begin += count
         if not places:
             return None
