@@ -45,7 +45,9 @@ class Seeing(NamedTuple):
     pans: dict[str, Any]
 
 
-def seeing(folder: Path, kernels: str = "auto", kv_dtype: str = "float32", **changes: Any) -> Seeing:
+def seeing(
+    folder: Path, kernels: str = "auto", kv_dtype: str = "float32", **changes: Any
+) -> Seeing:
     oracle = make(folder, **changes)
     files = open_model(str(folder))
     prompts = open_picture_prompts(files, load_tokenizer(files.tokenizer, files.arch.vocab_size))
@@ -136,7 +138,7 @@ def test_chunks_slices_and_others_change_no_bit(tmp_path: Path, kv_dtype: str) -
 @pytest.mark.parametrize("pans", [{}, PANS])
 def test_the_prompt_is_the_processors(tmp_path: Path, pans: dict[str, Any]) -> None:
     """Lines before and after a picture become tokens together with the text around it."""
-    model = seeing(tmp_path, pans=pans)
+    model = seeing(tmp_path, pans=pans)  # Of its own the processor of both leaves the parts out.
     names = ("boi_token", "image_token", "eoi_token")
     tokens = ("<start_of_image>", "<image_soft_token>", "<end_of_image>")
     theirs = PreTrainedTokenizerFast(
@@ -150,7 +152,7 @@ def test_the_prompt_is_the_processors(tmp_path: Path, pans: dict[str, Any]) -> N
     )
     pictures = drawn(4, ((70, 40), (10, 200), (96, 33), (64, 64)))
     whole = Gemma3Processor(processor(**pans), theirs, image_seq_length=TOKENS)
-    wanted = whole(images=pictures, text=said)["input_ids"][0]
+    wanted = whole(images=pictures, text=said, **pans)["input_ids"][0]
     ids = tokenizer().encode(said).ids
     assert ids.count(BEGIN) == len(pictures)
     cuts = [cut(*picture.size, model.prompts.picture.sizing) for picture in pictures]

@@ -68,9 +68,7 @@ def test_rows_logits_and_tokens_are_those_of_transformers(model: Seeing, count: 
     prompt = prompt_of(model.prompts, pictures)
     seen, sizes = model.pixels(pictures)
     at = 2
-    for span, tile, (height, width) in zip(
-        prompt.spans, seen.numpy(), sizes.tolist(), strict=True
-    ):
+    for span, tile, (height, width) in zip(prompt.spans, seen.numpy(), sizes.tolist(), strict=True):
         high, wide = height // PATCH // factor, width // PATCH // factor
         cells = tile[:, :height, :width].reshape(3, high, factor, PATCH, wide, factor, PATCH)
         cells = cells.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, 3 * PATCH**2)

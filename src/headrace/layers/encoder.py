@@ -49,7 +49,10 @@ def siglip(to: Description, x: Value, at: str) -> Value:
         names = [f"{own}.self_attn.{letter}_proj" for letter in "qkv"]
         normed = to.layer_norm(x, f"{own}.layer_norm1")
         x = to.add(x, bidirectional(to, layer, normed, names, f"{own}.self_attn.out_proj"))
-        normed, products = to.layer_norm(x, f"{own}.layer_norm2"), (f"{own}.mlp.fc1", f"{own}.mlp.fc2")
+        normed, products = (
+            to.layer_norm(x, f"{own}.layer_norm2"),
+            (f"{own}.mlp.fc1", f"{own}.mlp.fc2"),
+        )
         x = to.add(x, two_products(to, normed, *products, ActivationSpec(to.arch.activation)))
     return to.layer_norm(x, f"{at}.post_layernorm")
 

@@ -19,9 +19,7 @@ from ..base.spec import InputSpan
 AXES = 3
 
 
-def reach_of(
-    spans: Sequence[InputSpan], start: int, count: int
-) -> npt.NDArray[np.int64] | None:
+def reach_of(spans: Sequence[InputSpan], start: int, count: int) -> npt.NDArray[np.int64] | None:
     """Return `StepBatch.reach` [count] of the tokens from `start` on; None if none of them sees
     beyond itself."""
     found: npt.NDArray[np.int64] | None = None
