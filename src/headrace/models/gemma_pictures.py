@@ -116,7 +116,7 @@ class GemmaPictures(PictureArch):
         )
 
     @property
-    def whole(self) -> int:
+    def written(self) -> int:
         return self.begin
 
     @property

@@ -110,7 +110,7 @@ class PictureArch:
         return False
 
     @property
-    def whole(self) -> int:
+    def written(self) -> int:
         """Token that stands for a picture in a template."""
         return self.place
 

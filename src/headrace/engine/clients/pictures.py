@@ -72,7 +72,7 @@ class PicturePrompts:
     @property
     def place(self) -> int:
         """The token that stands for a picture in a template."""
-        return self.picture.whole
+        return self.picture.written
 
     def read(
         self,
