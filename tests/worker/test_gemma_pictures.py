@@ -12,7 +12,6 @@ import pytest
 import torch
 
 pytest.importorskip("PIL", reason="needs the extra pictures")
-from PIL import Image
 from transformers import PreTrainedTokenizerFast
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 
@@ -25,7 +24,7 @@ from headrace.loader import open_model
 from headrace.loader.pictures import open_pictures
 from headrace.text import load_tokenizer
 from headrace.worker import Worker
-from tiny.gemma_chat import BEGIN, PATCH, PLACE, TILE, TOKENS, make, processor, tokenizer
+from tiny.gemma_chat import BEGIN, PATCH, PLACE, TOKENS, make, processor, tokenizer
 from tiny.seeing_worker import SIZES, answer, drawn, encode, prompt_of, worker_of
 from tiny.seeing_worker import TOKENS as ANSWERED
 

@@ -154,8 +154,8 @@ class Cut(NamedTuple):
     columns: int
     filter: Literal["lanczos", "bicubic", "bilinear"] = "lanczos"
     panned: bool = False
-    """Whether the whole one comes first, and the other tiles are parts of the picture as it came, the
-    last of which may be smaller."""
+    """Whether the whole one comes first, and the other tiles are parts of the picture as it came,
+    the last of which may be smaller."""
     anew: bool = False
     """Whether the last tile is made of the picture as it came, not as it was resized."""
 

@@ -318,9 +318,9 @@ class Operators(Protocol):
         """Compute causal paged attention: q [N, H · E] → [N, H · E].
 
         Token n of entry b at position p sees positions max(0, p - window + 1) … p of its own
-        sequence, or up to `StepBatch.reach`. The KV of this step's tokens is already in `kv`. Softmax in fp32; `softcap` c
-        replaces a score s by c · tanh(s / c). `sinks` [H] are additional scores, one per head: they
-        take a share of the weights and add no value.
+        sequence, or up to `StepBatch.reach`. The KV of this step's tokens is already in `kv`.
+        Softmax in fp32; `softcap` c replaces a score s by c · tanh(s / c). `sinks` [H] are
+        additional scores, one per head: they take a share of the weights and add no value.
 
         Bidirectional, without `kv`: q is qkv [N, 3 · H · E], and every token sees all tokens of
         its own entry, which are all in this step; or of its window, if `spec.windowed`.

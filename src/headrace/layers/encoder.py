@@ -27,8 +27,8 @@ def bidirectional(
     output_bias: bool = True,
 ) -> Value:
     """Describe attention whose queries, keys and values come by the products `names`, one for each
-    of them or one for all, with `bias`; the last one has `output_bias`. `window`: see `AttentionSpec`; `norms`: RMS norms of q and
-    k over all heads."""
+    of them or one for all, with `bias`; the last one has `output_bias`. `window`: see
+    `AttentionSpec`; `norms`: RMS norms of q and k over all heads."""
     arch = to.arch
     sizes = arch.heads, arch.heads, arch.head_dim, arch.scale
     spec = AttentionSpec(layer, *sizes, rope, window, eps=arch.norm_eps, bidirectional=True)

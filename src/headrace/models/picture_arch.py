@@ -180,8 +180,8 @@ class PictureArch:
         return False
 
     def apart(self, name: str) -> int:
-        """Return into how many parts the columns of a stored matrix are dealt in turns; the graph has
-        each part's together."""
+        """Return into how many parts the columns of a stored matrix are dealt in turns; the graph
+        has each part's together."""
         return 1
 
     def scaled(self, name: str) -> str:

@@ -432,8 +432,8 @@ class Scheduler:
             self.kv.keep(work.table, work.row, start, plan)
 
     def _admit(self, plan: StepPlan, entries: list[Work], room: int, *, alone: bool) -> None:
-        """Give rows to waiting work, in order of rank, and place its first chunks. `alone`: the step
-        has no others."""
+        """Give rows to waiting work, in order of rank, and place its first chunks. `alone`: the
+        step has no others."""
         roster = self._roster
         budget = min(room, self.room.now - plan.tokens)
         now = self._clock()

@@ -54,8 +54,8 @@ class Work:
     """The state of one piece of work. Changed by the scheduler only."""
 
     __slots__ = (
-        "admitted", "atom", "atoms", "cached", "capacity", "chain", "choice", "chunk_start", "drafts", "id",
-        "in_flight", "keeps", "limit", "loaded", "preemptions", "promised",
+        "admitted", "atom", "atoms", "cached", "capacity", "chain", "choice", "chunk_start",
+        "drafts", "id", "in_flight", "keeps", "limit", "loaded", "preemptions", "promised",
         "prompt_length", "rank", "ready", "request", "row", "scheduled", "scheduled_at", "state",
         "table", "tokens", "void_until",
     )  # fmt: skip

@@ -3,8 +3,9 @@
 
 A text's tokens have one position on all axes (time, row, column). A picture's have one time, and
 the row and column of their place in its grid; the text after it goes on after the longer side of
-the grid (Wang et al. 2024, section 2.1). A picture's tokens may see each other (Gemma 3). All of it follows from the prompt's spans, so it is the
-same after a preemption, behind a prefix that was found, and in every chunk.
+the grid (Wang et al. 2024, section 2.1). A picture's tokens may see each other (Gemma 3). All of
+it follows from the prompt's spans, so it is the same after a preemption, behind a prefix that was
+found, and in every chunk.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class PicturePrompts:
             found = tokenizer.encode(name)
             if len(found) != 1 or token not in (None, *found):
                 raise UnsupportedModel(
-                    f"config.json: the token {name!r} of pictures is {token}, which is none of this "
-                    "model",
+                    f"config.json: the token {name!r} of pictures is {token}, which is none of "
+                    "this model",
                     param="image_token_id",
                 )
         self._tokenizer, self._token = tokenizer, place or ""
@@ -120,8 +120,8 @@ class PicturePrompts:
         """Return a prompt in which each `place` has become the tokens of a picture, and its inputs,
         one for each tile.
 
-        `shapes`: of each picture; `sealed`: the pictures; empty: the prompt is only counted, and has
-        no inputs.
+        `shapes`: of each picture; `sealed`: the pictures; empty: the prompt is only counted, and
+        has no inputs.
         """
         ids: list[int] = []
         spans: list[InputSpan] = []
@@ -138,8 +138,8 @@ class PicturePrompts:
         return ids + prompt, spans
 
     def _joined(self, ids: list[int], text: str, *, ends: bool = True) -> list[int]:
-        """Return the tokens of a prompt that a text is put behind, or before (not `ends`): up to the
-        next special token its own text is tokenised together with it."""
+        """Return the tokens of a prompt that a text is put behind, or before (not `ends`): up to
+        the next special token its own text is tokenised together with it."""
         tokenizer, special = self._tokenizer, self._tokenizer.special_ids
         each = reversed(ids) if ends else iter(ids)
         count = next((at for at, token in enumerate(each) if token in special), len(ids))
