@@ -41,7 +41,7 @@ from headrace.base.split import SplitStats
 from headrace.base.step import BlockWrite, StepPlan, StepResult
 from headrace.kv import KvManager
 
-from .admission import RetryEstimate, verify_request, work_of
+from .admission import RetryEstimate, verify_atoms, verify_request, work_of
 from .chunks import EqualChunks
 from .encodings import Encodings
 from .flight import Flight, check
@@ -176,21 +176,13 @@ class Scheduler:
         if self._encodings is not None:
             self._encodings.verify(request)
         limits = self.limits
-        atom = max((end - first for work in works for first, end in work.atoms), default=0)
-        if atom > limits.step_tokens:
-            raise InvalidRequest(
-                f"an input has {atom} tokens that one step computes; a step has at most "
-                f"{limits.step_tokens}",
-                param="messages",
-            )
+        verify_atoms(works, limits.step_tokens)
         room = limits.max_waiting + max(0, limits.running - self.running) - self.waiting
         if n > room:
             raise Overloaded(
                 f"{self.waiting} sequences wait and {self.running} run; this request has {n}",
                 retry_after=self._retry.seconds(self._clock(), self.waiting + n),
             )
-        for work in works:
-            assert min(work.atom, work.known) <= limits.step_tokens, "never fits into a step"
         self._order += n
         self._requests[request.id] = works
         for work in works:
@@ -432,8 +424,8 @@ class Scheduler:
             self.kv.keep(work.table, work.row, start, plan)
 
     def _admit(self, plan: StepPlan, entries: list[Work], room: int, *, alone: bool) -> None:
-        """Give rows to waiting work, in order of rank, and place its first chunks. `alone`: the
-        step has no others."""
+        """Give rows to waiting work by rank, and place its first chunks; `alone`: there are no
+        others."""
         roster = self._roster
         budget = min(room, self.room.now - plan.tokens)
         now = self._clock()
