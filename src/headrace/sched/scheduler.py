@@ -332,8 +332,7 @@ class Scheduler:
     # The phases of `schedule`
 
     def _find_room(self, writes: list[BlockWrite], room: int) -> list[tuple[Work, int]]:
-        """Find blocks for running work that needs some; return the chunks that have them, `room` at
-        most."""
+        """Find blocks for running work; return the chunks, `room` at most, that have them."""
         decoding, prefilling = self._roster.decoding, self._roster.prefilling
         needy = [s for s in decoding.values() if s.scheduled >= s.capacity < s.limit]
         if self.limits.stages > 1:
@@ -424,8 +423,7 @@ class Scheduler:
             self.kv.keep(work.table, work.row, start, plan)
 
     def _admit(self, plan: StepPlan, entries: list[Work], room: int, *, alone: bool) -> None:
-        """Give rows to waiting work by rank, and place its first chunks; `alone`: there are no
-        others."""
+        """Give rows to waiting work by rank; place its first chunks. `alone`: there are no others."""
         roster = self._roster
         budget = min(room, self.room.now - plan.tokens)
         now = self._clock()
