@@ -423,7 +423,7 @@ class Scheduler:
             self.kv.keep(work.table, work.row, start, plan)
 
     def _admit(self, plan: StepPlan, entries: list[Work], room: int, *, alone: bool) -> None:
-        """Give rows to waiting work by rank; place its first chunks. `alone`: there are no others."""
+        """Give rows to waiting work by rank; place its first chunks. `alone`: no others are."""
         roster = self._roster
         budget = min(room, self.room.now - plan.tokens)
         now = self._clock()
