@@ -145,6 +145,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "pictures": (
         "media/test_pictures.py",
         "worker/test_picture_encoder.py::test_rows_and_logits_are_those_of_transformers",
+        "engine/test_mutual_pictures_in_engine.py",
     ),
     "several servers": (
         "route/test_gateway.py::test_a_prefix_stays_with_its_replica",

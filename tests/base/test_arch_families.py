@@ -138,8 +138,8 @@ def test_every_key_of_others_is_flipped() -> None:
 
 
 WRAPPERS = {
-    "gemma3", "gemma4", "idefics3", "llama4", "mistral3", "qwen2_audio", "qwen3_5", "qwen3_5_moe",
-    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "internvl",
+    "gemma3", "gemma4", "idefics3", "llama4", "llava", "mistral3", "qwen2_audio", "qwen3_5",
+    "qwen3_5_moe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "internvl",
 }  # fmt: skip
 """Configs around a text model's, which is a family of its own."""
 
@@ -307,12 +307,17 @@ def test_a_llama_4_that_is_not_run_is_named(values: dict[str, Any], key: str) ->
     assert caught.value.param == key
 
 
-def test_the_text_model_within_mistral3_is_ministral_3() -> None:
+def test_the_text_model_within_mistral3_is_ministral_3_or_mistral() -> None:
     text = small("ministral3")
     arch = from_hf({"model_type": "mistral3", "text_config": text})
     assert (arch.growth, arch.rope.kind, arch.rope.attention_factor) == ((0.1, 16384), "yarn", 1.0)
     with pytest.raises(UnsupportedModel) as caught:
         from_hf({"model_type": "mistral3", "text_config": {**text, "model_type": "mistral"}})
+    assert caught.value.param == "llama_4_scaling_beta"
+    plain = from_hf({"model_type": "mistral3", "text_config": small("mistral")})
+    assert plain == from_hf(small("mistral"))
+    with pytest.raises(UnsupportedModel) as caught:
+        from_hf({"model_type": "mistral3", "text_config": small("llama")})
     assert caught.value.param == "model_type"
 
 

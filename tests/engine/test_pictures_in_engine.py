@@ -16,6 +16,7 @@ from headrace.base.sampling import SamplingParams
 from headrace.base.spec import InputSpan
 from headrace.dist.payloads import SealedInput
 from headrace.engine.clients.async_engine import AsyncEngine
+from headrace.engine.clients.kept_pictures import PictureShape
 from headrace.engine.clients.pictures import PicturePrompts, open_picture_prompts
 from headrace.engine.clients.supervision import Supervision
 from tiny.seeing_chat import PLACE, TILE, make
@@ -33,7 +34,7 @@ def asked(prompts: PicturePrompts, seed: int) -> tuple[list[int], list[InputSpan
     made = [prompts.prepare(tile) for tile in tiles]
     held = prompts.payloads.hold("", np.concatenate([one.patches for one in made]), prompts.levels)
     rows, units = made[0].rows, len(made[0].patches)
-    tokens, spans, at = prompts.ids(ROWS, COLUMNS, rows), [], 0
+    tokens, spans, at = prompts.ids(PictureShape(ROWS, COLUMNS, rows)), [], 0
     for number, one in enumerate(made):
         at = tokens.index(PLACE, at)
         source = held.part(number * units, units)

@@ -14,6 +14,7 @@ from engine_fakes import OPTIONS
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import InputSpan
 from headrace.engine.clients.async_engine import AsyncEngine
+from headrace.engine.clients.kept_pictures import PictureShape
 from headrace.engine.clients.pictures import PicturePrompts, open_picture_prompts
 from tiny.qwen_chat import KINDS, SQUARE, make
 
@@ -42,7 +43,7 @@ def asked(prompts: PicturePrompts, *given: tuple[int, tuple[int, int]]) -> tuple
         spans.append(
             InputSpan(len(ids), one.rows, "picture", one.digest, source, units, one.columns)
         )
-        ids += [*prompts.ids(0, 0, one.rows), *range(40, 56)]
+        ids += [*prompts.ids(PictureShape(0, 0, one.rows)), *range(40, 56)]
     return ids, spans, held
 
 

@@ -11,14 +11,16 @@ import pytest
 pytest.importorskip("PIL", reason="needs the extra pictures")
 from drawn_pictures import DEVIATION, FORMATS, MEAN, drawn, encoded, ours
 from PIL import Image, ImageOps
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
     Qwen2VLImageProcessorPil,
     smart_resize,
 )
 
 from headrace.base.errors import InvalidRequest
-from headrace.base.tiling import Fitting, Matching, TooNarrow, cut
+from headrace.base.tiling import Bounding, Fitting, Matching, Panning, TooNarrow, cut
 from headrace.media import PICTURE_REFUSALS, PictureLimits, decode_picture, levels
 
 SMALL = Fitting(square=8, least=192, most=3_000)
@@ -139,3 +141,65 @@ def test_tiles_of_the_nearest_shape_are_those_of_transformers() -> None:
         assert np.array_equal(
             np.stack([table[one][tiles[..., one]] for one in range(3)], 1), wanted
         )
+
+
+def check_tiles(tiles: np.ndarray[Any, Any], wanted: Any) -> None:
+    """Whether tiles in bytes become these pixels [tiles, 3, height, width]."""
+    table = levels(1 / 255, MEAN, DEVIATION)
+    made = np.stack([table[one][tiles[..., one]] for one in range(3)], 1)
+    assert len(made) == len(wanted)
+    assert np.array_equal(made, wanted)
+
+
+def test_long_pictures_and_their_parts_are_those_of_transformers() -> None:
+    draw, cut_into = np.random.default_rng(41), set()
+    for at in range(200):
+        format, mode, more = FORMATS[at % len(FORMATS)]
+        width, height = TILED[at] if at < len(TILED) else map(int, draw.integers(1, 200, 2))
+        data = encoded(drawn(draw, width, height, mode), format, **more)
+        rule = Panning(16, (0, 4, 1, 9)[at % 4], (16, 17, 40)[at % 3], (1.0, 1.2, 2.5)[at % 3])
+        tiles, rows, columns = ours(data, rule)
+        processor = Gemma3ImageProcessorPil(
+            size={"height": 16, "width": 16},
+            do_pan_and_scan=rule.most > 0,
+            pan_and_scan_max_num_crops=rule.most,
+            pan_and_scan_min_crop_size=rule.least,
+            pan_and_scan_min_ratio_to_activate=rule.ratio,
+            image_mean=list(MEAN),
+            image_std=list(DEVIATION),
+        )
+        opened = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+        wanted = processor([opened], return_tensors="np")
+        assert wanted["num_crops"].tolist() == [rows * columns]
+        check_tiles(tiles, wanted["pixel_values"])
+        cut_into.add(rows * columns)
+    assert cut_into >= {0, 1, 2, 3, 4}
+
+
+def test_pictures_within_bounds_are_those_of_transformers() -> None:
+    draw = np.random.default_rng(42)
+    for at in range(200):
+        format, mode, more = FORMATS[at % len(FORMATS)]
+        width, height = TILED[at] if at < len(TILED) else map(int, draw.integers(1, 200, 2))
+        data = encoded(drawn(draw, width, height, mode), format, **more)
+        rule = Bounding((8, 14, 28)[at % 3], (60, 16, 151, 400)[at % 4])
+        processor = PixtralImageProcessorPil(
+            size={"longest_edge": rule.longest},
+            patch_size={"height": rule.square, "width": rule.square},
+            image_mean=list(MEAN),
+            image_std=list(DEVIATION),
+        )
+        opened = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+        tiles = ours(data, rule)[0]
+        assert max(tiles.shape[1:3]) <= rule.largest
+        if min(width, height) * rule.longest < max(width, height):
+            continue  # A side would have no pixels: there the reference fails.
+        check_tiles(tiles, processor([opened], return_tensors="np")["pixel_values"])
+
+
+@pytest.mark.parametrize("rule", [Panning(896, 4, 256, 1.2), Bounding(28, 1_540)])
+def test_pictures_of_one_pixel_a_side_keep_their_tiles(rule: Panning | Bounding) -> None:
+    for size in ((1, 1), (1, 5_000), (5_000, 1), (30_000, 2)):
+        made = decode_picture(encoded(Image.new("RGB", size), "PNG"), rule)
+        assert made.tiles.shape[1:3] == cut(*size, rule).tile[::-1]
+        assert (made.width, made.height) == size

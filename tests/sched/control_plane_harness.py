@@ -324,6 +324,7 @@ class FakeWorker:
                 assert self.encoder is not None
                 assert found.done == self.encoder.slices, "read before it is complete"
                 assert found.content == repr(name).encode(), "of another tenant or content"
+                assert not span.mutual or end >= span.end, "cut between tokens that see each other"
 
     def _attend(
         self, stay: Stay, begin: int, end: int, touched: set[tuple[int, int]], *, check: bool

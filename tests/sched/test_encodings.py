@@ -27,13 +27,16 @@ SHAPE = EncoderShape(slices=5, width=1, bound=4 * 40)
 """Forty rows of one number."""
 
 
-def with_inputs(request: Request, *spans: tuple[int, int, bytes], handle: int = 0) -> Request:
+def with_inputs(
+    request: Request, *spans: tuple[int, int, bytes], handle: int = 0, mutual: bool = False
+) -> Request:
     """The request with inputs (first, length, digest), whose handles say what they hold."""
     made = []
     for first, length, digest in spans:
         name = EncodingName(request.tenant, digest)
         source = SealedHandle(handle, 0, repr(name).encode(), 1, 1)
-        made.append(InputSpan(first, length, "sound", digest, source, units=length or 40))
+        span = InputSpan(first, length, "sound", digest, source, units=length or 40)
+        made.append(span._replace(mutual=mutual))
     request.spec = replace(request.spec, inputs=tuple(made))
     return request
 
@@ -57,6 +60,7 @@ def starts(d: Driver) -> list[bytes]:
     blocks=st.integers(8, 40),
     slices=st.integers(1, 6),
     across=st.booleans(),
+    mutual=st.booleans(),
     failures=st.sampled_from([(0.0, 0.0), (0.2, 0.0), (0.0, 0.3), (0.2, 0.2)]),
     policy=st.sampled_from(["fcfs", "priority"]),
 )
@@ -69,11 +73,13 @@ def test_every_request_gets_its_answer(
     blocks: int,
     slices: int,
     across: bool,
+    mutual: bool,
     failures: tuple[float, float],
     policy: str,
 ) -> None:
     """The worker of the harness asserts that nothing is computed twice or read before it is
-    complete, and that a row reads its own tenant's; the scheduler's checks count the bytes."""
+    complete, that no chunk ends between tokens which see each other, and that a row reads its own
+    tenant's; the scheduler's checks count the bytes."""
     limits = Limits(rows, step_tokens, 60, 100, policy, depth)  # type: ignore[arg-type]
     shape = SHAPE._replace(slices=slices, slot=40 * across, whole=across)
     d = Driver(limits, pool_of((None, blocks)), seed=seed, encoder=shape)
@@ -95,7 +101,7 @@ def test_every_request_gets_its_answer(
             spans = spans_of(rng, len(prompt))
             if across:
                 spans = [(0, 0, digest) for _, _, digest in spans[:1]]
-            with_inputs(request, *spans, handle=number % 3)
+            with_inputs(request, *spans, handle=number % 3, mutual=mutual and not across)
             try:
                 d.add(request)
             except (Overloaded, ContextOverflow, InvalidRequest):
@@ -497,3 +503,44 @@ def test_plans_without_inputs_are_those_of_a_model_without_an_encoder() -> None:
 
     plain = driver(rows=8, step_tokens=64)
     assert played(encoding_driver()) == played(plain)
+
+
+def chunks_of(d: Driver, row: int = 0) -> list[tuple[int, int]]:
+    """(start, end) of the chunks of a row's prompt."""
+    found = []
+    for plan in d.plans:
+        entries = list(zip(plan.rows, plan.starts, plan.counts, strict=True))[: plan.texts]
+        found += [(start, start + count) for at, start, count in entries if at == row]
+    return found
+
+
+def test_chunks_end_before_tokens_that_see_each_other_or_behind_them() -> None:
+    d = encoding_driver(step_tokens=10)
+    request = request_of("a", list(range(1, 40)), max_tokens=1)
+    d.add(with_inputs(request, (7, 8, b"one"), (16, 10, b"two"), mutual=True))
+    d.run()
+    d.check_answers()
+    assert chunks_of(d) == [(0, 7), (7, 16), (16, 26), (26, 36), (36, 39)]
+
+
+def test_an_input_larger_than_a_step_is_refused() -> None:
+    d = encoding_driver(step_tokens=10)
+    request = request_of("a", list(range(1, 40)), max_tokens=1)
+    with pytest.raises(InvalidRequest, match="11 tokens that one step computes"):
+        d.add(with_inputs(request, (7, 11, b"one"), mutual=True))
+    assert not d.scheduler.has_work
+
+
+def test_tokens_that_see_each_other_fit_beside_slices_and_decodes() -> None:
+    """While items are encoded beside decodes a step has time for 24 tokens of prompts here."""
+    d = encoding_driver(step_tokens=64)
+    d.add(request_of("text", [1, 2, 3], max_tokens=50))
+    d.step()
+    first = request_of("first", list(range(1, 40)), max_tokens=1)
+    d.add(with_inputs(first, (2, 30, b"one"), mutual=True))
+    for number in range(8):
+        more = request_of(f"more{number}", [*range(number, number + 8)], max_tokens=1)
+        d.add(with_inputs(more, (2, 5, f"more{number}".encode()), mutual=True))
+    d.run()
+    d.check_answers()
+    assert (2, 32) in chunks_of(d, 1)

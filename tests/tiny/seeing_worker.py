@@ -17,6 +17,7 @@ from headrace.base.spec import InputSpan, RequestSpec
 from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
 from headrace.base.tiling import cut
 from headrace.dist.payloads import SealedInput
+from headrace.engine.clients.kept_pictures import PictureShape
 from headrace.engine.clients.pictures import PicturePrompts
 from headrace.kernels.cpu.library import LibraryAbsent, load
 from headrace.media import picture_child
@@ -71,15 +72,18 @@ def prompt_of(
             prompts.prepare(np.array(tile))
             for tile in picture_child.tiles_of(picture, found, Image)
         ]
-        made = prompts.ids(found.rows, found.columns, tiles[0].rows)
-        assert made.count(prompts.place) == sum(tile.rows for tile in tiles)
+        shape = PictureShape(found.rows, found.columns, tiles[0].rows, tiles[0].columns)
+        made, parted = prompts.ids(shape), bool(prompts.picture.between)
+        assert made.count(prompts.picture.place) == sum(tile.rows for tile in tiles)
         at = 0
         for tile in tiles:
             held.append(prompts.payloads.hold("", tile.patches, prompts.levels))
-            at = made.index(prompts.place, at)
-            given = tile.rows, "picture", tile.digest, held[-1].source, len(tile.patches)
-            spans.append(InputSpan(len(ids) + at, *given, tile.columns))
-            at += tile.rows
+            at = made.index(prompts.picture.place, at)
+            length = tile.rows + (tile.rows // tile.columns - 1 if parted else 0)
+            given = length, "picture", tile.digest, held[-1].source, len(tile.patches)
+            span = InputSpan(len(ids) + at, *given, tile.columns)
+            spans.append(span._replace(mutual=prompts.picture.mutual, parted=parted))
+            at += length
         ids += [*made, 7]
     return Prompt(ids, tuple(spans), held)
 
@@ -103,7 +107,8 @@ def encode(worker: Worker, prompt: Prompt, cuts: tuple[int, ...] = (3,)) -> list
 
 
 def answer(worker: Worker, prompt: Prompt, chunk: int) -> tuple[list[int], list[Any]]:
-    """Greedy tokens, and the log-probabilities at each."""
+    """Greedy tokens, and the log-probabilities at each. No chunk ends between tokens that see each
+    other: the one before them does, or a larger one behind them."""
     sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, logprobs=20)
     spec, ids = RequestSpec(sampling, 0, inputs=prompt.spans), prompt.ids
     told: list[Any] = []
@@ -111,11 +116,15 @@ def answer(worker: Worker, prompt: Prompt, chunk: int) -> tuple[list[int], list[
     at = number = 0
     while len(tokens) < TOKENS:
         count = min(chunk, len(ids) - at) if at < len(ids) else 1
+        for span in prompt.spans:
+            if span.mutual and span.first < at + count < span.end:
+                count = (span.first if span.first > at else span.end) - at
         sampled = at + count >= len(ids)
         plan = StepPlan(number, [0], [at], [count], [sampled], parts=())
         if not number:
             plan.admitted.append(Admission(0, 0, ids, len(ids) + TOKENS, 0, spec, ""))
-            plan.blocks.append(BlockWrite(0, 0, 0, list(range(1, ROOM + 1))))
+            for group in range(len(worker._pool.groups)):
+                plan.blocks.append(BlockWrite(0, group, 0, list(range(1, ROOM + 1))))
         result = worker.execute(plan)
         assert result.error is None, result.error
         tokens += result.tokens[0]

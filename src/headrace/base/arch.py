@@ -25,11 +25,14 @@ class Rope:
     (LongRoPE, Ding et al. 2024): `short` up to the original context, `long` beyond; "proportional"
     (Gemma 4) has frequencies of the whole head. Pairs after the first `share` of them have
     frequency zero, so they stay as they are. "axial" has the frequencies of a head of half the size
-    once for each of two axes (Qwen2-VL's encoder, Wang et al. 2024).
+    once for each of two axes (Qwen2-VL's encoder, Wang et al. 2024); "dealt" deals those of a whole
+    head to two axes, in turns (Pixtral's).
     """
 
     theta: float = 10_000.0
-    kind: Literal["plain", "linear", "llama3", "yarn", "long", "proportional", "axial"] = "plain"
+    kind: Literal[
+        "plain", "linear", "llama3", "yarn", "long", "proportional", "axial", "dealt"
+    ] = "plain"  # fmt: skip
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0

@@ -76,8 +76,23 @@ class InputSpan(NamedTuple):
     """Size of the input in units of its encoder."""
     columns: int = 0
     """Positions of a row of the grid that these positions are, row by row; 0: they are none."""
+    parted: bool = False
+    """Whether a token of text follows each row of the grid but the last; the length counts them."""
     aligns: bool = False
     """Whether requests for alignment will read it: its encoding then keeps what these need."""
+
+    mutual: bool = False
+    """Whether its positions see each other, those after them too: then one step computes them."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the encoding."""
+        return self.length - (self.length // (self.columns + 1) if self.parted else 0)
+
+    @property
+    def end(self) -> int:
+        """First position after it."""
+        return self.first + self.length
 
     def read_from(self, start: int) -> bool:
         """Tell whether a token at `start` or a later one reads the input."""

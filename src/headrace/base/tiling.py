@@ -2,7 +2,8 @@
 
 The numbers are those of transformers' processors that compute on Pillow alone: a `Tiling` is
 Idefics3's (Laurençon et al. 2024), a `Fitting` Qwen2-VL's (Wang et al. 2024), a `Matching`
-InternVL's.
+InternVL's, a `Panning` Gemma 3's, a
+`Bounding` Pixtral's.
 """
 
 from __future__ import annotations
@@ -85,10 +86,48 @@ class Reducing(NamedTuple):
         return self
 
 
-Sizing = Tiling | Fitting | Matching | Reducing
+class Panning(NamedTuple):
+    """A picture becomes one square tile. If it is long, the parts that it is cut into along its
+    longer side come after it, each resized so (Gemma 3's "pan and scan")."""
+
+    tile: int
+    """Pixels of a side of a tile."""
+    most: int = 0
+    """Most parts; 0: none are made."""
+    least: int = 1
+    """Fewest pixels of a side of a part."""
+    ratio: float = 1.0
+    """Least longer side over the shorter one of a picture that is cut."""
+
+    def small(self) -> Panning:
+        """Return the rule for a picture with little detail: one tile."""
+        return self._replace(most=0)
+
+
+class Bounding(NamedTuple):
+    """A picture keeps its shape and stays one tile: it is made smaller if a side is too long, and
+    stretched to whole squares (Pixtral, Agrawal et al. 2024)."""
+
+    square: int
+    """Pixels of a side of a square."""
+    longest: int
+    """Most pixels of a side, before the squares are filled."""
+
+    @property
+    def largest(self) -> int:
+        """Most pixels of a side of the result."""
+        return _multiple(self.longest, self.square)
+
+    def small(self) -> Bounding:
+        """Return the rule for a picture with little detail."""
+        return self._replace(longest=min(self.longest, math.isqrt(SMALL)))
+
+
+Sizing = Tiling | Fitting | Matching | Reducing | Panning | Bounding
 """Rule by which a model's processor sizes pictures."""
 _RULES: dict[str, Any] = {
     "tiling": Tiling, "fitting": Fitting, "matching": Matching, "reducing": Reducing,
+    "panning": Panning, "bounding": Bounding,
 }  # fmt: skip
 
 
@@ -114,6 +153,9 @@ class Cut(NamedTuple):
     """0: the picture is one tile. Else the whole one, resized, is the last tile."""
     columns: int
     filter: Literal["lanczos", "bicubic", "bilinear"] = "lanczos"
+    panned: bool = False
+    """Whether the whole one comes first, and the other tiles are parts of the picture as it came,
+    the last of which may be smaller."""
     anew: bool = False
     """Whether the last tile is made of the picture as it came, not as it was resized."""
 
@@ -133,11 +175,20 @@ def cut(width: int, height: int, rule: Sizing) -> Cut:
     if isinstance(rule, Fitting):
         size = _fitted(width, height, rule)
         return Cut((size,), size, 0, 0, "bicubic")
+    if isinstance(rule, Bounding):
+        ratio = max(height / rule.longest, width / rule.longest, 1)
+        sides = (max(1, math.floor(side / ratio)) for side in (width, height))
+        wide, high = (_multiple(side, rule.square) for side in sides)
+        return Cut(((wide, high),), (wide, high), 0, 0, "bicubic")
     if isinstance(rule, Matching):
         columns, rows = _matched(width, height, rule)
         tile, size = (rule.tile, rule.tile), (columns * rule.tile, rows * rule.tile)
         several = columns * rows > 1
         return Cut((size,), tile, *((rows, columns) if several else (0, 0)), "bicubic", anew=True)
+    if isinstance(rule, Panning):
+        tile, parts = (rule.tile, rule.tile), _panned(max(width, height), min(width, height), rule)
+        grid = (1, parts) if width >= height else (parts, 1)
+        return Cut((tile,), tile, *(grid if parts else (0, 0)), "bilinear", panned=True)
     if isinstance(rule, Reducing):
         scale = rule.longest / max(width, height)
         if scale >= 1.0:
@@ -188,6 +239,15 @@ def _matched(width: int, height: int, rule: Matching) -> tuple[int, int]:
         if far < nearest or (far == nearest and filled):
             best, nearest = (columns, rows), far
     return best
+
+
+def _panned(long: int, short: int, rule: Panning) -> int:
+    """Return the parts of a picture with these sides; 0: it is not cut."""
+    if not rule.most or long / short < rule.ratio:
+        return 0
+    wish = min(long // rule.least, math.floor(long / short + 0.5))
+    parts = min(rule.most, max(2, wish))
+    return 0 if min(math.ceil(long / parts), short) < rule.least else parts
 
 
 def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:

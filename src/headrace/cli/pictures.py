@@ -120,8 +120,7 @@ class LocalPictures:
                 found = seen.kept.hold(name, *made)
             room -= seen.check_rows(found.length, most, "picture")
             held.append(found)
-        grids = [(one.rows, one.columns, one.each) for one in held]
-        ids, spans = seen.expand(ids, grids, held)
+        ids, spans = seen.expand(ids, [one.shape for one in held], held)
         return ids, spans, held
 
 

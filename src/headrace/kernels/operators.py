@@ -141,6 +141,9 @@ class StepBatch:
     turns: Array | None = None
     """[axes, N] int64: position of each token on each axis, for ropes that have some (`Rope.axes`).
     None: `positions` on all of them."""
+    reach: Array | None = None
+    """[N] int64: last position that each token sees, of its own sequence and within `lengths`; no
+    token sees less than the one before it in its entry. None: each sees up to its own position."""
     windows: Array | None = None
     """[windows + 1] int32: bounds of the windows of attention with `AttentionSpec.windowed`."""
     adapters: npt.NDArray[np.int32] | None = None
@@ -315,9 +318,9 @@ class Operators(Protocol):
         """Compute causal paged attention: q [N, H · E] → [N, H · E].
 
         Token n of entry b at position p sees positions max(0, p - window + 1) … p of its own
-        sequence. The KV of this step's tokens is already in `kv`. Softmax in fp32; `softcap` c
-        replaces a score s by c · tanh(s / c). `sinks` [H] are additional scores, one per head: they
-        take a share of the weights and add no value.
+        sequence, or up to `StepBatch.reach`. The KV of this step's tokens is already in `kv`.
+        Softmax in fp32; `softcap` c replaces a score s by c · tanh(s / c). `sinks` [H] are
+        additional scores, one per head: they take a share of the weights and add no value.
 
         Bidirectional, without `kv`: q is qkv [N, 3 · H · E], and every token sees all tokens of
         its own entry, which are all in this step; or of its window, if `spec.windowed`.

@@ -94,6 +94,7 @@ def attention(
     tokens, heads, width = q.shape
     out = q.new_empty(tokens, heads, width)
     view = batch.groups[group]
+    reach = batch.positions if batch.reach is None else batch.reach
     bounds = batch.query_starts.tolist()
     lengths = batch.lengths.tolist()
     singles = [b for b in range(len(lengths)) if bounds[b + 1] - bounds[b] == 1]
@@ -109,6 +110,7 @@ def attention(
             kv,
             view,
             entries,
+            positions,
             positions,
             first,
             longest,
@@ -132,8 +134,9 @@ def attention(
                 view,
                 torch.tensor([b], device=q.device),
                 batch.positions[low:high].unsqueeze(0),
+                reach[low:high].unsqueeze(0),
                 first,
-                length - (end - high),
+                length - (end - high) if batch.reach is None else int(reach[high - 1]) + 1,
                 scale,
                 softcap,
                 sinks,
@@ -172,6 +175,7 @@ def _attend(
     view: GroupBatch,
     entries: torch.Tensor,
     positions: torch.Tensor,
+    reach: torch.Tensor,
     first: int,
     length: int,
     scale: float,
@@ -180,8 +184,8 @@ def _attend(
     *,
     chunked: bool = False,
 ) -> torch.Tensor:
-    """Attend from q [B, M, H, E] at positions [B, M] to the tokens `first` … `length` - 1 → like
-    q."""
+    """Attend from q [B, M, H, E] at positions [B, M] to the tokens `first` … `length` - 1, each up
+    to its `reach` [B, M] → like q."""
     batch, count, heads, width = q.shape
     kv_heads, size = kv.k.shape[1], kv.block_size
     shared = heads // kv_heads
@@ -196,7 +200,7 @@ def _attend(
         turned = torch.from_numpy(kv.bias.at(places.numpy()))
         keys.view(batch, kv_heads, total, width).add_(turned)
     # Slots after the end of a sequence hold another one's old values, which must count zero.
-    beyond = places >= positions[:, -1:] + 1
+    beyond = places >= reach[:, -1:] + 1
     values.view(batch, kv_heads, total, width).masked_fill_(beyond[:, None, :, None], 0.0)
 
     rows = count * shared
@@ -204,9 +208,13 @@ def _attend(
     queries = q.view(batch, count, kv_heads, shared, width).transpose(1, 2)
     queries = queries.reshape(batch * kv_heads, rows, width).float() * scale
     queries = torch.nn.functional.pad(queries, (0, 0, 0, padding))
-    at = positions.repeat_interleave(shared, 1)
-    at = torch.cat([at, at[:, -1:].expand(-1, padding)], 1).unsqueeze(-1)
-    hidden = places > at
+
+    def of_rows(places: torch.Tensor) -> torch.Tensor:
+        own = places.repeat_interleave(shared, 1)
+        return torch.cat([own, own[:, -1:].expand(-1, padding)], 1).unsqueeze(-1)
+
+    at = of_rows(positions)
+    hidden = places > of_rows(reach)
     if view.window is not None:
         # A chunk never begins before a window of its length would.
         first_seen = at // view.window * view.window if chunked else at - view.window + 1

@@ -32,6 +32,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Fp32:
     if rope.kind == "proportional":
         plain[int(rope.share * head_dim / 2) :] = 0
         return plain
+    if rope.kind == "dealt":
+        return np.concatenate([plain[0::2], plain[1::2]])
     if rope.kind in ("plain", "long"):
         return plain
     if rope.kind == "linear":

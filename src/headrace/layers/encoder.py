@@ -24,10 +24,11 @@ def bidirectional(
     *,
     norms: Sequence[str] = (),
     bias: bool = True,
+    output_bias: bool = True,
 ) -> Value:
     """Describe attention whose queries, keys and values come by the products `names`, one for each
-    of them or one for all, with `bias`. `window`: see `AttentionSpec`; `norms`: RMS norms of q and
-    k over all heads."""
+    of them or one for all, with `bias`; the last one has `output_bias`. `window`: see
+    `AttentionSpec`; `norms`: RMS norms of q and k over all heads."""
     arch = to.arch
     sizes = arch.heads, arch.heads, arch.head_dim, arch.scale
     spec = AttentionSpec(layer, *sizes, rope, window, eps=arch.norm_eps, bidirectional=True)
@@ -38,7 +39,22 @@ def bidirectional(
         gains = [vector([f"{name}.weight"], [spec.queries]) for name in norms]
         qkv = to.node("write", (qkv,), spec.stacked, gains, spec)
     mixed = to.node("attend", (qkv,), spec.queries, spec=spec)
-    return to.linear(mixed, output, outputs=arch.hidden, bias=True, purpose="output")
+    return to.linear(mixed, output, outputs=arch.hidden, bias=output_bias, purpose="output")
+
+
+def siglip(to: Description, x: Value, at: str) -> Value:
+    """Describe the layers of SigLIP's tower `at`, and the norm after them."""
+    for layer in range(to.arch.layers):
+        own = f"{at}.encoder.layers.{layer}"
+        names = [f"{own}.self_attn.{letter}_proj" for letter in "qkv"]
+        normed = to.layer_norm(x, f"{own}.layer_norm1")
+        x = to.add(x, bidirectional(to, layer, normed, names, f"{own}.self_attn.out_proj"))
+        normed, products = (
+            to.layer_norm(x, f"{own}.layer_norm2"),
+            (f"{own}.mlp.fc1", f"{own}.mlp.fc2"),
+        )
+        x = to.add(x, two_products(to, normed, *products, ActivationSpec(to.arch.activation)))
+    return to.layer_norm(x, f"{at}.post_layernorm")
 
 
 def two_products(

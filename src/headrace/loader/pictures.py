@@ -28,6 +28,9 @@ def open_pictures(files: ModelFiles) -> PictureArch | None:
     if config is None:
         return None
     picture = picture_arch(config, _processing(files), files.arch.hidden)
+    there = _tensors(files, picture)
+    if not there:
+        return None  # Its language model alone.
     shapes = _shapes(picture).items()
     further = len(describe_pictures(picture).outputs) - 1
     if further > files.arch.layers:
@@ -35,9 +38,7 @@ def open_pictures(files: ModelFiles) -> PictureArch | None:
             f"config.json: vision_config has rows for {further} layers of a language model with "
             f"{files.arch.layers}"
         )
-    check_shapes(
-        _tensors(files, picture), ((name, picture.stored(name, shape)) for name, shape in shapes)
-    )
+    check_shapes(there, ((name, picture.stored(name, shape)) for name, shape in shapes))
     return picture
 
 
@@ -53,7 +54,13 @@ def picture_weights(files: ModelFiles, picture: PictureArch) -> Iterator[tuple[s
             factors = floats(there[by].read())
             yield name, (floats(stored.read()).T * factors).T.copy()
             continue
-        if picked is not None:
+        if picture.turned(name):
+            yield name, np.ascontiguousarray(stored.read().T)
+        elif (parts := picture.apart(name)) > 1:
+            whole = stored.read()
+            dealt = whole.reshape(len(whole), -1, parts).swapaxes(1, 2)
+            yield name, np.ascontiguousarray(dealt).reshape(len(whole), -1)
+        elif picked is not None:
             yield name, np.ascontiguousarray(stored.read()[picked])
         elif len(stored.shape) == 5:
             # Kernels [out, channel, frame, row, column] over equal frames: one kernel, their sum.

@@ -36,6 +36,8 @@ class Tower(NamedTuple):
     """Most units of an encoding."""
     layouts: Layouts | None = None
     """Numbers of a step that follow from an input's shape; None: its units say all."""
+    atom: int = 0
+    """Most tokens of a prompt that see each other (`InputSpan.mutual`)."""
     coded: bool = False
     """Whether its products and its attention are in codes of eight bits."""
 
@@ -74,4 +76,5 @@ def open_tower(files: ModelFiles) -> Tower | None:
         MOST_INPUTS * picture.most_tiles,
         picture.arch.max_context,
         layouts(files, picture),
+        picture.rows_of(picture.arch.max_context) if picture.mutual else 0,
     )

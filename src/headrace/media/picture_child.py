@@ -137,8 +137,15 @@ def upright(picture: Any, pillow: Any) -> Any:
 
 
 def tiles_of(picture: Any, found: Cut, pillow: Any) -> Iterator[Any]:
-    """Yield the tiles of a picture in RGB, row by row, then the whole one."""
+    """Yield the tiles of a picture in RGB, row by row, then the whole one; or this first."""
     resample, (wide, high) = pillow.Resampling[found.filter.upper()], found.tile
+    if found.panned:
+        yield picture.resize(found.tile, resample=resample)
+        yield from (
+            part.resize(found.tile, resample=resample)
+            for part in _parts(picture, found.rows, found.columns)
+        )
+        return
     came = picture
     for size in found.sizes:
         picture = picture.resize(size, resample=resample)
@@ -150,6 +157,17 @@ def tiles_of(picture: Any, found: Cut, pillow: Any) -> Iterator[Any]:
             left, above = column * wide, row * high
             yield picture.crop((left, above, left + wide, above + high))
     yield (came if found.anew else picture).resize(found.tile, resample=resample)
+
+
+def _parts(picture: Any, rows: int, columns: int) -> Iterator[Any]:
+    """Yield the parts of a picture, row by row; the last of a row or a column may be smaller."""
+    if not rows:
+        return
+    wide, high = -(-picture.width // columns), -(-picture.height // rows)
+    for above in range(0, high * rows, high):
+        for left in range(0, wide * columns, wide):
+            right, below = min(left + wide, picture.width), min(above + high, picture.height)
+            yield picture.crop((left, above, right, below))
 
 
 def _say(answer: dict[str, Any]) -> None:

@@ -120,6 +120,8 @@ class Family(NamedTuple):
     own: tuple[str, ...] = ()
     """Keys of either format that functions of the table read, and other families must not have."""
     names: Names = Names()
+    guests: tuple[str, ...] = ()
+    """Values of `model_type` of the text models of other families that its folders may have."""
 
     def keys(self, *, gguf: bool) -> set[str]:
         """Return the keys of a format that it reads or allows by itself."""

@@ -15,10 +15,10 @@ from typing import Any
 from ..base.arch import ModelArch
 from ..base.arch_fields import Fields
 from ..base.errors import UnsupportedModel
-from ..base.graph import TOKENS, ActivationSpec, EmbedSpec, Graph, Node, Rows, Value, WindowSpec
+from ..base.graph import TOKENS, EmbedSpec, Graph, Node, Rows, Value, WindowSpec
 from ..base.tiling import Tiling
 from ..layers.description import Description
-from ..layers.encoder import bidirectional, two_products
+from ..layers.encoder import siglip
 from .picture_arch import (
     ACTIVATIONS,
     CHANNELS,
@@ -135,15 +135,7 @@ class Idefics3Pictures(PictureArch):
         square, patches = self.factor**2, Value(TOKENS, self.width)
         x = to.linear(patches, PATCHES, outputs=arch.hidden, bias=True)
         x = to.add(x, to.embed(PLACES, arch.max_context, EmbedSpec("positions")))
-        for layer in range(arch.layers):
-            at = f"{TOWER}.encoder.layers.{layer}"
-            names = [f"{at}.self_attn.{letter}_proj" for letter in "qkv"]
-            normed = to.layer_norm(x, f"{at}.layer_norm1")
-            x = to.add(x, bidirectional(to, layer, normed, names, f"{at}.self_attn.out_proj"))
-            normed = to.layer_norm(x, f"{at}.layer_norm2")
-            products = f"{at}.mlp.fc1", f"{at}.mlp.fc2"
-            x = to.add(x, two_products(to, normed, *products, ActivationSpec(arch.activation)))
-        x = to.layer_norm(x, f"{TOWER}.post_layernorm")
+        x = siglip(to, x, TOWER)
         wide = Value(Rows("N", over=square), square * arch.hidden)
         to.nodes(Node("window", (x,), (wide,), (), WindowSpec(square, square)))
         graph = to.graph(hidden=to.linear(wide, JOINT, outputs=self.hidden))

@@ -80,10 +80,12 @@ FAMILIES = (
         },
     ),
     Family(
-        "mistral", llama, {"mistral": ("MistralForCausalLM",)},
+        "mistral", llama,
+        {"mistral": ("MistralForCausalLM",), "llava": ("LlavaForConditionalGeneration",)},
         defaults={"num_key_value_heads": 8, "max_position_embeddings": 131_072},
         fields={"_window": stated_window},
         allowed=UNBIASED,
+        names=Names(unread=r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
     ),
     Family(
         "mixtral", llama, {"mixtral": ("MixtralForCausalLM",)}, "llama",

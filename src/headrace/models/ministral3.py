@@ -41,5 +41,6 @@ FAMILIES = (
         fields={"_window": WINDOW, "growth": _growth},
         allowed=UNBIASED,
         names=Names(unread=VISION),
+        guests=("mistral",),
     ),
 )  # fmt: skip

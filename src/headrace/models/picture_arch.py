@@ -110,6 +110,26 @@ class PictureArch:
         return False
 
     @property
+    def written(self) -> int:
+        """Token that stands for a picture in a template."""
+        return self.place
+
+    @property
+    def marks(self) -> Mapping[str, int | None]:
+        """Tokens that prompts name, text → id; None: the config does not state it."""
+        return {}
+
+    @property
+    def between(self) -> str:
+        """Token that the prompt has after each row of a tile's grid but the last; "": none."""
+        return ""
+
+    @property
+    def mutual(self) -> bool:
+        """`InputSpan.mutual` of a tile."""
+        return False
+
+    @property
     def extra(self) -> int:
         """Rows of the encoder's input after the patches: class tokens."""
         return 0
@@ -146,9 +166,23 @@ class PictureArch:
         with one `token` for each tile."""
         raise NotImplementedError
 
+    def around(self, rows: int, columns: int) -> tuple[str, str]:
+        """Return what the processor writes before and after `prompt`, which becomes tokens together
+        with the text that stands there."""
+        return "", ""
+
     def stored(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape in the files of a tensor that the graph has with `shape`."""
         return shape
+
+    def turned(self, name: str) -> bool:
+        """Tell whether the files have a matrix the other way round."""
+        return False
+
+    def apart(self, name: str) -> int:
+        """Return into how many parts the columns of a stored matrix are dealt in turns; the graph
+        has each part's together."""
+        return 1
 
     def scaled(self, name: str) -> str:
         """Return the name of the vector by which the rows of a stored tensor are multiplied; ""

@@ -7,12 +7,20 @@ from typing import Any
 
 from ..base.graph import Graph
 from ..base.verify import verify
+from .gemma_pictures import GemmaPictures
 from .idefics3 import Idefics3Pictures
 from .internvl import InternVlPictures
 from .picture_arch import PictureArch
+from .pixtral import PixtralPictures
 from .qwen_vl import QwenPictures
 
-FAMILIES: tuple[type[PictureArch], ...] = (Idefics3Pictures, InternVlPictures, QwenPictures)
+FAMILIES: tuple[type[PictureArch], ...] = (
+    GemmaPictures,
+    Idefics3Pictures,
+    InternVlPictures,
+    PixtralPictures,
+    QwenPictures,
+)
 """Families: a line for each."""
 KINDS: Mapping[str, type[PictureArch]] = {
     kind: family for family in FAMILIES for kind in family.KINDS

@@ -36,6 +36,8 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
     family, classes = _family(outer)
     nested = any(name.endswith("ForConditionalGeneration") for name in classes)
     text = outer.mapping("text_config") if nested else None
+    inner = text.get("model_type") if text is not None else None
+    family = TYPES[inner] if inner in family.guests else family
     defaults = {**DEFAULTS, **family.defaults}
     fields = Fields(config if text is None else text, "config.json", defaults=defaults)
     # A multimodal model may have another family's text model: Mistral's in Mistral 3.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
+from collections.abc import Iterable
 
 from headrace.base.errors import ContextOverflow, InvalidRequest
 from headrace.base.request import Request
@@ -30,6 +31,18 @@ def verify_request(request: Request) -> None:
         raise InvalidRequest("the prompt must be token ids from 0 to 2**31 - 1", param="prompt")
     if n < 1:
         raise InvalidRequest(f"n must be at least 1, not {n}", param="n")
+
+
+def verify_atoms(works: Iterable[Work], most: int) -> None:
+    """Raise `InvalidRequest` if work has more units that one step computes than a step has."""
+    for work in works:
+        assert min(work.atom, work.known) <= most, "never fits into a step"
+        atom = max((end - first for first, end in work.atoms), default=0)
+        if atom > most:
+            raise InvalidRequest(
+                f"an input has {atom} tokens that one step computes; a step has at most {most}",
+                param="messages",
+            )
 
 
 def work_of(

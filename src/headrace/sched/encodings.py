@@ -51,7 +51,7 @@ class Encoding:
     def __init__(self, name: EncodingName, span: InputSpan, size: int) -> None:
         """`span`: one of those that stand for it; `size`: its bytes."""
         self.name, self.size, self.aligns = name, size, span.aligns
-        self.rows, self.units, self.columns = span.length, span.units, span.columns
+        self.rows, self.units, self.columns = span.rows, span.units, span.columns
         self.state: Literal["reserved", "wanted", "ready", "gone"] = "reserved"
         self.readers: dict[Work, SealedHandle] = {}
         """Handles of the input by the work that came with them."""
@@ -406,5 +406,5 @@ def _items(request: Request, shape: EncoderShape) -> Items:
     items: Items = {}
     for span in request.spec.inputs:
         name = EncodingName(request.tenant, span.digest)
-        items.setdefault(name, (shape.size(span.length), span))
+        items.setdefault(name, (shape.size(span.rows), span))
     return items

@@ -32,6 +32,9 @@ class Limits:
     """Steps in flight: with 2 the next is planned before the result of the last is there."""
     drafts: int = 0
     """Most drafts that a decode verifies in addition to its own token."""
+    atom: int = 0
+    """Most tokens of a prompt that see each other, so that one step computes them. They fit beside
+    a token of each other sequence, however small a step has become."""
     stages: int = 1
     """Pipeline stages of the model; this number of steps is computed at a time, one after the
     other. With more than one, a step decodes its share of the sequences: some that no step in
@@ -73,7 +76,7 @@ class StepRoom:
     @classmethod
     def of(cls, limits: Limits, *, keeps: bool) -> StepRoom:
         """`keeps`: work keeps blocks between two steps, so that its units may be cut anywhere."""
-        least = max(LEAST_STEP, limits.running) if keeps else limits.step_tokens
+        least = max(LEAST_STEP, limits.running + limits.atom) if keeps else limits.step_tokens
         return cls(limits.step_tokens, least)
 
     def halve(self) -> bool:

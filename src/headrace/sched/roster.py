@@ -104,24 +104,26 @@ class Roster:
         room = self._encodings is None or self._encodings.reserve(work)
         return room and all_prepared(self.resources, work)
 
-    def enter(self, work: Work, budget: int) -> int:
+    def enter(self, work: Work, budget: int, most: int) -> int:
         """Take the (prepared) head of the queue into a row, with its hits of the prefix index.
 
-        Returns the units of its first chunk, at most `budget`. Without enough blocks, or while the
-        first unit waits for an encoding, it returns 0, takes nothing and gives the resources back.
+        Returns the units of its first chunk, at most `budget`, or `most` as `Work.chunk` has it.
+        Without enough blocks, or while the first unit waits for an encoding, it returns 0, takes
+        nothing and gives the resources back; so it does if the budget is too small, and returns -1.
         """
         known = work.known
         if work.keeps:
-            start, count = self._open(work, known, budget)
+            start, count = self._open(work, known, budget, most)
         else:
             self._need(work, 0)
             start, count = 0, work.chunk(0, budget)
             work.capacity = work.limit
-        if not count:
+        if count <= 0:
             for resource in self.resources:
                 resource.free(work)
-            self.blocked, self._blocked_free = work if start < work.ready else None, self.kv.free
-            return 0
+            lacks = start < work.ready and not count
+            self.blocked, self._blocked_free = work if lacks else None, self.kv.free
+            return count
         if work.state is State.WAITING:
             work.cached = start
         self.blocked = None
@@ -140,26 +142,31 @@ class Roster:
         if self._encodings is not None and work.request.spec.inputs:
             self._encodings.need(work, start)
 
-    def _open(self, work: Work, known: int, budget: int) -> tuple[int, int]:
+    def _open(self, work: Work, known: int, budget: int, most: int) -> tuple[int, int]:
         """Open a table with the hits of the index and blocks for a first chunk; return its (start,
-        count). Count 0: there are too few blocks, and nothing is taken."""
+        count). Count 0: there are too few blocks, -1: the budget is too small; nothing is taken."""
         kv, read = self.kv, work.reads
         table = kv.open(known, work.chain, read=read)
         start = kv.cached(table)
         self._need(work, start)
-        count = work.chunk(start, budget)
+        count = work.chunk(start, budget, most)
+        if not count and start < work.ready:
+            kv.close(table)
+            return start, -1
         alone = not self.running and not self.leaving
         room = start
         if alone or kv.has_room(known + 1, count, start, RESERVE if self.running else 0.0):
             room = kv.grow(table, NO_ROW, start, start + count, [])
-        if room <= start:
+        capacity = min(room, work.limit)
+        count = work.chunk(start, min(count, capacity - start))
+        if not count:
             kv.close(table)
             return start, 0
-        work.capacity = min(room, work.limit)
+        work.capacity = capacity
         if read:
             kv.count_lookup(known, start)
         work.table = table
-        return start, min(count, work.capacity - start)
+        return start, count
 
     # Out
 

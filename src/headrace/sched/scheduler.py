@@ -41,7 +41,7 @@ from headrace.base.split import SplitStats
 from headrace.base.step import BlockWrite, StepPlan, StepResult
 from headrace.kv import KvManager
 
-from .admission import RetryEstimate, verify_request, work_of
+from .admission import RetryEstimate, verify_atoms, verify_request, work_of
 from .chunks import EqualChunks
 from .encodings import Encodings
 from .flight import Flight, check
@@ -176,14 +176,13 @@ class Scheduler:
         if self._encodings is not None:
             self._encodings.verify(request)
         limits = self.limits
+        verify_atoms(works, limits.step_tokens)
         room = limits.max_waiting + max(0, limits.running - self.running) - self.waiting
         if n > room:
             raise Overloaded(
                 f"{self.waiting} sequences wait and {self.running} run; this request has {n}",
                 retry_after=self._retry.seconds(self._clock(), self.waiting + n),
             )
-        for work in works:
-            assert min(work.atom, work.known) <= limits.step_tokens, "never fits into a step"
         self._order += n
         self._requests[request.id] = works
         for work in works:
@@ -226,7 +225,7 @@ class Scheduler:
             self._place(plan, entries, work, count)
             room -= count
         if len(self._roster.waiting):
-            self._admit(plan, entries, room)
+            self._admit(plan, entries, room, alone=not chunks)
         if self.limits.drafts:
             self._draft(plan, entries[:decodes])
         encoded = None if encodings is None else encodings.plan(plan, entries[:decodes], self.room)
@@ -333,14 +332,14 @@ class Scheduler:
     # The phases of `schedule`
 
     def _find_room(self, writes: list[BlockWrite], room: int) -> list[tuple[Work, int]]:
-        """Find blocks for running work that needs some; return the chunks that have them, `room` at
-        most."""
+        """Find blocks for running work; return the chunks, `room` at most, that have them."""
         decoding, prefilling = self._roster.decoding, self._roster.prefilling
         needy = [s for s in decoding.values() if s.scheduled >= s.capacity < s.limit]
         if self.limits.stages > 1:
             needy = [s for s in needy if not s.in_flight]
         needy.extend(prefilling.values())
         budget = min(room, self.room.now - len(decoding))
+        most = self.room.units - len(decoding)
         self._held = None
         latest = self._step - 1 if self._flights else None
         needy.sort(key=lambda s: s.rank)
@@ -360,25 +359,25 @@ class Scheduler:
                     continue
                 if start >= work.ready:
                     continue
-                count = work.chunk(start, budget)
+                count = work.chunk(start, budget, most)
                 if not count:
                     self._held, budget = work.rank, 0
                 elif work.table is None or self._make_room(work, start + count, writes):
-                    count = min(count, work.capacity - start)
+                    count = work.chunk(start, min(count, work.capacity - start))
                     chunks.append((work, count))
-                    budget -= count
+                    budget, most = budget - count, 0
         return chunks
 
     def _make_room(self, work: Work, end: int, writes: list[BlockWrite]) -> bool:
         """Take blocks up to `end` or as far as possible; return whether there is room for at least
-        one unit."""
+        one unit, or for those that see each other."""
         table = work.table
         assert table is not None
         end = min(end, work.limit)
         while True:
             room = self.kv.grow(table, work.row, work.oldest_query(), end, writes)
             work.capacity = min(room, work.limit)
-            if work.capacity > work.scheduled:
+            if work.capacity >= work.scheduled + work.least(work.scheduled):
                 return True
             if self._roster.leaving:
                 return False  # blocks are on their way already
@@ -423,8 +422,8 @@ class Scheduler:
             self.kv.enter(work.table, end, plan.number)
             self.kv.keep(work.table, work.row, start, plan)
 
-    def _admit(self, plan: StepPlan, entries: list[Work], room: int) -> None:
-        """Give rows to waiting work, in order of rank, and place its first chunks."""
+    def _admit(self, plan: StepPlan, entries: list[Work], room: int, *, alone: bool) -> None:
+        """Give rows to waiting work by rank; place its first chunks. `alone`: no others are."""
         roster = self._roster
         budget = min(room, self.room.now - plan.tokens)
         now = self._clock()
@@ -439,8 +438,9 @@ class Scheduler:
             if atom > budget or (self._held and work.rank > self._held):
                 break
             prepared = roster.prepare(work)
-            count = roster.enter(work, budget) if prepared else 0
-            if prepared and roster.blocked is work:
+            most = self.room.units - plan.tokens if alone and not plan.admitted else 0
+            count = roster.enter(work, budget, most) if prepared else 0
+            if count < 0 or (prepared and roster.blocked is work):
                 break
             if not count:  # It lacks a resource, or its first tokens an encoding.
                 unprepared.append(roster.waiting.pop())

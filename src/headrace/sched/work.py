@@ -54,8 +54,8 @@ class Work:
     """The state of one piece of work. Changed by the scheduler only."""
 
     __slots__ = (
-        "admitted", "atom", "cached", "capacity", "chain", "choice", "chunk_start", "drafts", "id",
-        "in_flight", "keeps", "limit", "loaded", "preemptions", "promised",
+        "admitted", "atom", "atoms", "cached", "capacity", "chain", "choice", "chunk_start",
+        "drafts", "id", "in_flight", "keeps", "limit", "loaded", "preemptions", "promised",
         "prompt_length", "rank", "ready", "request", "row", "scheduled", "scheduled_at", "state",
         "table", "tokens", "void_until",
     )  # fmt: skip
@@ -82,6 +82,8 @@ class Work:
         """A step computes a multiple of this number of units, counted from the first, or all the
         rest."""
         assert atom == 1 or not keeps, "what lies in blocks is cut anywhere"
+        self.atoms = tuple((one.first, one.end) for one in request.spec.inputs if one.mutual)
+        """Units [first, end) that see each other: a step computes all of them, or all the rest."""
         self.keeps = keeps
         """Whether it keeps anything between two steps, in blocks."""
         self.rank = rank
@@ -125,15 +127,26 @@ class Work:
         """Whether it may take up hits of the prefix index."""
         return self.chain is not None
 
-    def chunk(self, start: int, room: int) -> int:
-        """Return the most units from `start` that `room` holds and the atom allows; 0 if none."""
+    def chunk(self, start: int, room: int, most: int = 0) -> int:
+        """Return the most units from `start` that `room` holds and the atom allows; 0 if none.
+        `most`: a larger room, for units that see each other and do not fit otherwise."""
         end = self.known
         if self.ready < end:
             end = self.ready if self.atom == 1 else start
         left = end - start
         if left <= room:
             return max(0, left)
-        return max(0, (start + room) // self.atom * self.atom - start)
+        count = (start + room) // self.atom * self.atom - start
+        for first, behind in self.atoms:
+            if first < start + count < behind:
+                alone = self.least(start)
+                count = first - start if first > start else alone if alone <= most else 0
+                break
+        return max(0, count)
+
+    def least(self, start: int) -> int:
+        """Return the fewest units from `start` that can be kept if only they are computed."""
+        return next((end - start for first, end in self.atoms if first <= start < end), 1)
 
     def oldest_query(self) -> int:
         """Return the first position from which a step in flight, or the next one, looks back."""

@@ -89,7 +89,7 @@ def make_batch(
         )
         for table, group in zip(map(tensor, tables.tables), pool.groups, strict=True)
     ]
-    states, turns = None, rows.turns(plan)
+    states, turns, reach = None, rows.turns(plan), rows.reach(plan)
     if any(group.state for group in pool.groups):
         own = np.zeros((len(plan.rows), STATE_COLUMNS), np.int32)
         states = rows.settle_states(plan, drafted, own)
@@ -110,6 +110,7 @@ def make_batch(
         adapters=rows.adapters(plan.rows, plan.counts),
         encoded=rows.encoded(plan),
         turns=None if turns is None else tensor(turns).to(device),
+        reach=None if reach is None else tensor(reach).to(device),
         states=states,
     )
 

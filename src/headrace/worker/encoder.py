@@ -32,7 +32,7 @@ from .cross import CrossBlocks, Floats
 from .loading import OpenPart
 from .options import Resolved, WorkerOptions
 from .part import Part
-from .turns import turns_of
+from .turns import reach_of, turns_of
 
 
 @dataclass(slots=True)
@@ -215,6 +215,20 @@ class Encoder:
         given = zip(spans, plan.starts, plan.counts, strict=True)
         return np.concatenate([turns_of(*each) for each in given], 1)
 
+    def reach_of(self, plan: StepPlan) -> npt.NDArray[np.int64] | None:
+        """Return `StepBatch.reach` of a step of the text part."""
+        if self._spans.keys().isdisjoint(plan.rows):
+            return None
+        spans = [self._spans.get(row, ("", ()))[1] for row in plan.rows]
+        given = list(zip(spans, plan.starts, plan.counts, strict=True))
+        found = [reach_of(*each) for each in given]
+        if all(one is None for one in found):
+            return None
+        pairs = zip(found, given, strict=True)
+        return np.concatenate(
+            [np.arange(at, at + n) if one is None else one for one, (_, at, n) in pairs]
+        )
+
     def rows_of(self, plan: StepPlan) -> EncodedRows | None:
         """Return the rows of encodings in a step of the text part, for `StepBatch.encoded`."""
         if self.cross is not None or self._spans.keys().isdisjoint(plan.rows):
@@ -225,13 +239,21 @@ class Encoder:
         for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
             tenant, spans = self._spans.get(row, ("", ()))
             for span in spans:
-                low, high = max(span.first, start), min(span.first + span.length, start + count)
+                low, high = max(span.first, start), min(span.end, start + count)
                 if low < high:
+                    at = np.arange(low, high)
+                    read = at - span.first
+                    if span.parted:
+                        line, column = np.divmod(read, span.columns + 1)
+                        own = column < span.columns
+                        at, read = at[own], (read - line)[own]
+                    if not len(at):
+                        continue
                     item = self._named.get(EncodingName(tenant, span.digest))
                     rows = None if item is None else item.rows
                     assert rows is not None, "a chunk stops before what is not encoded yet"
-                    places.append(np.arange(low, high) + (begin - start))
-                    found.append(rows[low - span.first : high - span.first])
+                    places.append(at + (begin - start))
+                    found.append(rows[read] if span.parted else rows[read[0] : read[-1] + 1])
             begin += count
         if not places:
             return None

@@ -259,6 +259,8 @@ class HostBatches:
         batch.adapters = self._rows.adapters(rows, counts)
         batch.encoded, turns = self._rows.encoded(plan), self._rows.turns(plan)
         batch.turns = None if turns is None else self._view(turns)
+        reach = self._rows.reach(plan)
+        batch.reach = None if reach is None else self._view(reach)
         if self._typed:
             second = np.repeat(self._rows.columns["second_at"][rows], counts)
             self._types[:total] = (second > 0) & (positions >= second)

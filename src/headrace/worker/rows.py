@@ -70,6 +70,8 @@ class Rows:
         """Finder of the rows of encodings in a step."""
         self.turns: Callable[[StepPlan], npt.NDArray[np.int64] | None] = lambda plan: None
         """Finder of `StepBatch.turns`."""
+        self.reach: Callable[[StepPlan], npt.NDArray[np.int64] | None] = lambda plan: None
+        """Finder of `StepBatch.reach`."""
         self.across: Callable[[StepPlan, StepBatch], StepBatch] | None = None
         """Maker of `StepBatch.across`; None: the model attends to no inputs."""
         self.version = 0

@@ -1,9 +1,11 @@
-"""Positions by which ropes with axes turn the tokens of a prompt with pictures (M-RoPE).
+"""Positions of the tokens of a prompt with pictures: those by which ropes with axes turn them
+(M-RoPE), and the last that each of them sees.
 
 A text's tokens have one position on all axes (time, row, column). A picture's have one time, and
 the row and column of their place in its grid; the text after it goes on after the longer side of
-the grid (Wang et al. 2024, section 2.1). All of it follows from the prompt's spans, so it is the
-same after a preemption, behind a prefix that was found, and in every chunk.
+the grid (Wang et al. 2024, section 2.1). A picture's tokens may see each other (Gemma 3). All of
+it follows from the prompt's spans, so it is the same after a preemption, behind a prefix that was
+found, and in every chunk.
 """
 
 from __future__ import annotations
@@ -16,6 +18,19 @@ import numpy.typing as npt
 from ..base.spec import InputSpan
 
 AXES = 3
+
+
+def reach_of(spans: Sequence[InputSpan], start: int, count: int) -> npt.NDArray[np.int64] | None:
+    """Return `StepBatch.reach` [count] of the tokens from `start` on; None if none of them sees
+    beyond itself."""
+    found: npt.NDArray[np.int64] | None = None
+    for span in spans:
+        low, high = max(span.first, start), min(span.end, start + count)
+        if span.mutual and low < high - 1:
+            assert high == span.end, "one step computes tokens that see each other"
+            found = np.arange(start, start + count) if found is None else found
+            found[low - start : high - start] = high - 1
+    return found
 
 
 def turns_of(spans: Sequence[InputSpan], start: int, count: int) -> npt.NDArray[np.int64]:

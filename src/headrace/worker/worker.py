@@ -247,6 +247,7 @@ class Worker:
             if self.encoder is not None:
                 self._rows.encoded = self.encoder.rows_of
                 self._rows.turns = self.encoder.turns_of
+                self._rows.reach = self.encoder.reach_of
                 if self.encoder.cross is not None:
                     self._rows.across = self.encoder.across
             if self._adapters is not None:

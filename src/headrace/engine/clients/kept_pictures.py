@@ -36,6 +36,16 @@ class PreparedTile(NamedTuple):
     """`InputSpan.columns`."""
 
 
+class PictureShape(NamedTuple):
+    """A picture cut into `rows` × `columns` tiles (0: it is one), of `each` rows of the language
+    model; a row of a tile's grid has `grid` of them (0: it has none)."""
+
+    rows: int
+    columns: int
+    each: int
+    grid: int = 0
+
+
 class PreparedPicture(NamedTuple):
     """The tiles of a picture, in the order of the prompt."""
 
@@ -47,6 +57,11 @@ class PreparedPicture(NamedTuple):
     def length(self) -> int:
         """Rows of the language model for all tiles."""
         return sum(tile.rows for tile in self.tiles)
+
+    @property
+    def shape(self) -> PictureShape:
+        """Shape of its tiles, which are alike."""
+        return PictureShape(self.rows, self.columns, self.tiles[0].rows, self.tiles[0].columns)
 
 
 class SealedPicture(NamedTuple):
@@ -68,6 +83,10 @@ class SealedPicture(NamedTuple):
     def length(self) -> int:
         """Rows of the language model for all tiles."""
         return self.each * len(self.digests)
+
+    @property
+    def shape(self) -> PictureShape:
+        return PictureShape(self.rows, self.columns, self.each, self.grid)
 
     def source(self, tile: int) -> SealedHandle:
         """Return the handle of a tile."""

@@ -21,7 +21,13 @@ from ...loader.towers import MOST_INPUTS
 from ...media import PICTURE_REFUSALS, OnChild, PictureLimits, decode_picture, levels
 from ...models.picture_arch import CHANNELS, PictureArch
 from ...text.tokenizer import Tokenizer
-from .kept_pictures import KeptPictures, PreparedPicture, PreparedTile, SealedPicture
+from .kept_pictures import (
+    KeptPictures,
+    PictureShape,
+    PreparedPicture,
+    PreparedTile,
+    SealedPicture,
+)
 
 Codes = npt.NDArray[np.uint8]
 LIMITS = PictureLimits()
@@ -44,12 +50,16 @@ class PicturePrompts:
         """Numbers of the bytes, for `SealedInputs.hold`."""
         self.kept = KeptPictures(self.payloads, self.levels)
         place = tokenizer.id_to_token(picture.place)
-        if place is None or tokenizer.encode(place) != [picture.place]:
-            raise UnsupportedModel(
-                f"config.json: image_token_id is {picture.place}, which is no token of this model",
-                param="image_token_id",
-            )
-        self._tokenizer, self._token = tokenizer, place
+        for name, token in {place or "": picture.place, **picture.marks}.items():
+            found = tokenizer.encode(name)
+            if len(found) != 1 or token not in (None, *found):
+                raise UnsupportedModel(
+                    f"config.json: the token {name!r} of pictures is {token}, which is none of "
+                    "this model",
+                    param="image_token_id",
+                )
+        self._tokenizer, self._token = tokenizer, place or ""
+        self._between = tokenizer.encode(picture.between)
         arch = picture.arch
         said = type(picture).KINDS[0], FORM, model, picture.patch, arch.hidden, arch.layers
         self._name = repr((*said, picture.hidden, self.levels.tolist())).encode()
@@ -61,8 +71,8 @@ class PicturePrompts:
 
     @property
     def place(self) -> int:
-        """The token that stands for a row of a picture, and in a template for a whole one."""
-        return self.picture.place
+        """The token that stands for a picture in a template."""
+        return self.picture.written
 
     def read(
         self,
@@ -105,42 +115,73 @@ class PicturePrompts:
         return PreparedTile(patches, digest.digest(), picture.rows_of(len(patches)), grid)
 
     def expand(
-        self, prompt: list[int], grids: list[tuple[int, int, int]], sealed: list[SealedPicture]
+        self, prompt: list[int], shapes: list[PictureShape], sealed: list[SealedPicture]
     ) -> tuple[list[int], list[InputSpan]]:
         """Return a prompt in which each `place` has become the tokens of a picture, and its inputs,
         one for each tile.
 
-        `grids`: as `ids` takes them, of each picture; `sealed`: the pictures; empty: the prompt is
-        only counted, and has no inputs.
+        `shapes`: of each picture; `sealed`: the pictures; empty: the prompt is only counted, and
+        has no inputs.
         """
         ids: list[int] = []
         spans: list[InputSpan] = []
-        after = 0
-        for number, grid in enumerate(grids):
-            at = prompt.index(self.place, after)
-            ids += prompt[after:at]
-            tokens = self.ids(*grid)
+        for number, shape in enumerate(shapes):
+            at = prompt.index(self.place)
+            ids, prompt = ids + prompt[:at], prompt[at + 1 :]
+            before, behind = self.picture.around(shape.rows, shape.columns)
+            if before or behind:
+                ids, prompt = self._joined(ids, before), self._joined(prompt, behind, ends=False)
+            tokens = self.ids(shape)
             if sealed:
                 spans += self._spans(sealed[number], tokens, len(ids))
             ids += tokens
-            after = at + 1
-        return ids + prompt[after:], spans
+        return ids + prompt, spans
+
+    def _joined(self, ids: list[int], text: str, *, ends: bool = True) -> list[int]:
+        """Return the tokens of a prompt that a text is put behind, or before (not `ends`): up to
+        the next special token its own text is tokenised together with it."""
+        tokenizer, special = self._tokenizer, self._tokenizer.special_ids
+        each = reversed(ids) if ends else iter(ids)
+        count = next((at for at, token in enumerate(each) if token in special), len(ids))
+        if ends:
+            kept = ids[: len(ids) - count]
+            text = tokenizer.decode(ids[len(kept) :], skip_special=False) + text
+            return kept + tokenizer.encode(text, special=False)
+        text += tokenizer.decode(ids[:count], skip_special=False)
+        return tokenizer.encode(text, special=False) + ids[count:]
 
     def _spans(self, made: SealedPicture, tokens: tuple[int, ...], begin: int) -> list[InputSpan]:
         """Return the inputs of a picture whose tokens begin at `begin`."""
-        spans, at, shape = [], 0, (made.units, made.grid)
+        spans, at, picture = [], 0, self.picture
+        lines = made.each // made.grid - 1 if self._between else 0
         for number, digest in enumerate(made.digests):
-            at, source = tokens.index(self.place, at), made.source(number)
-            spans.append(InputSpan(begin + at, made.each, "picture", digest, source, *shape))
-            at += made.each
+            at, source = tokens.index(picture.place, at), made.source(number)
+            span = InputSpan(
+                begin + at,
+                made.each + lines,
+                "picture",
+                digest,
+                source,
+                made.units,
+                made.grid,
+                parted=bool(self._between),
+                mutual=picture.mutual,
+            )
+            spans.append(span)
+            at += span.length
         return spans
 
-    def ids(self, rows: int, columns: int, tile: int) -> tuple[int, ...]:
-        """Return the tokens that the model's processor writes for a picture cut into rows × columns
-        tiles of `tile` rows of the language model each: with `place` for each such row."""
+    def ids(self, shape: PictureShape) -> tuple[int, ...]:
+        """Return the tokens that the model's processor writes for a picture: with
+        `PictureArch.place` for each row of the language model."""
+        place = self.picture.place
+        tile = [place] * shape.each
+        if self._between:
+            line = [*tile[: shape.grid], *self._between]
+            tile = (line * (shape.each // shape.grid))[:-1]
         ids: list[int] = []
-        for token in self._text(rows, columns):
-            ids += [token] * (tile if token == self.place else 1)
+        for token in self._text(shape.rows, shape.columns):
+            ids += tile if token == place else [token]
         return tuple(ids)
 
     def _text_of(self, rows: int, columns: int) -> list[int]:

@@ -314,6 +314,7 @@ def _core(
         depth=depth,
         stages=stages,
         drafts=drafts_of(options),
+        atom=0 if resolved.encoder is None else resolved.encoder.atom,
     )
     # On a CPU blocks get their memory when they are first written: see `kv.pool`.
     keep = KEPT_PREFIXES if options.device == "cpu" else 1.0

@@ -29,6 +29,8 @@ class EncoderPlan:
     step_bytes: int
     """Activations of the largest input, and what is kept beside the encodings of `shape.bound`."""
     decision: Decision
+    atom: int = 0
+    """`Tower.atom`."""
     cross: tuple[GroupShape, ...] = ()
     """Groups of the encodings that texts attend to, with their blocks."""
     coded: bool = False
@@ -62,7 +64,9 @@ def plan_encoder(options: EngineOptions, files: ModelFiles, available: int) -> E
         f"may stop between; {shape.bound / 2**20:.0f} MiB of encodings are kept at most"
     )
     decision = Decision("parts", "encoder, text", reason)
-    return EncoderPlan(graph, shape, step_bytes, decision, cross, tower.coded)
+    return EncoderPlan(
+        graph, shape, step_bytes, decision, tower.atom, cross=cross, coded=tower.coded
+    )
 
 
 def _across(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -183,7 +183,20 @@ def resolve(
     encoder = plan_encoder(resolved, files, available)
     if encoder is not None:
         decisions.append(encoder.decision)
+        resolved = _with_atom(resolved, encoder, decide)
     return Resolved(resolved, tuple(decisions), available, kv_memory, draft, encoder, beside)
+
+
+def _with_atom(
+    options: EngineOptions, encoder: EncoderPlan, decide: Callable[[str, Any, str], Any]
+) -> EngineOptions:
+    """Make steps large enough for tokens that see each other beside one of every sequence."""
+    assert options.step_tokens is not None
+    least = encoder.atom + (options.max_sequences or ROWS)
+    if not encoder.atom or options.step_tokens >= least:
+        return options
+    why = f"one step computes the {encoder.atom} tokens of a picture, which see each other"
+    return replace(options, step_tokens=decide("step_tokens", least, why))
 
 
 def _verify_values(options: EngineOptions) -> None:

@@ -19,6 +19,7 @@ def fill_step(step: HrStep, batch: StepBatch) -> HrStep:
     step.group_count = len(groups)
     step.tokens = _at(batch.tokens, "int64")
     step.positions = _at(batch.positions, "int64")
+    step.reach = step.positions if batch.reach is None else _at(batch.reach, "int64")
     step.query_starts = _at(batch.query_starts, "int32")
     step.lengths = _at(batch.lengths, "int32")
     step.sample_rows = _at(batch.sample_rows, "int64")

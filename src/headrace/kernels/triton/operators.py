@@ -248,6 +248,7 @@ class TritonOperators(ReferenceOperators):
     ) -> torch.Tensor:
         """Attend; entries of few tokens are cut along the KV, the others along their queries."""
         assert kv is not None, "no kernel for attention to both sides"
+        assert batch.reach is None, "no kernel for tokens that see each other"
         flat, width = q, spec.size
         q = flat.view(len(flat), spec.heads, width)
         out = torch.empty_like(q)

@@ -18,7 +18,8 @@
 //
 // Online softmax (Milakov and Gimelshein 2018) in base 2: queries are multiplied by scale · log2 e
 // (by scale alone under a soft cap) when they are packed, and rounded as K is (codes: code_rows.h).
-// Which tiles a row sees and the order of every sum depend on its position alone; positions that it
+// Which tiles a row sees and the order of every sum depend on its position alone (and on the last
+// one that it sees, of a row whose neighbours see each other, HrStep.reach); positions that it
 // must not see get the weight exactly zero, and a tile without a visible one changes nothing. So a
 // row's bits are the same in a chunk of 512, in a chunk of one, and in any batch.
 //
@@ -49,7 +50,7 @@ void take_queries(const HrAttention& op, const HrStep& step, const Wanted& wante
       if (stop > item.last) stop = item.last;
       int64_t left = (stop - row) * heads, m = 0, within = 0;
       for (; row < stop; ++row) {
-        const int64_t token = wanted.token(row), position = step.positions[token];
+        const int64_t token = wanted.token(row);
         const float* q = op.q + token * op.stride + g * heads * size;
         for (int64_t h = 0; h < heads; ++h, q += size, ++r, ++within) {
           if (within == m) {
@@ -67,7 +68,8 @@ void take_queries(const HrAttention& op, const HrStep& step, const Wanted& wante
           typename T::Row* to = s.q + (r - within) * size + within * T::wide;
           for (int64_t e = 0; e < size; e += T::wide, to += m * T::wide)
             memcpy(to, s.one + e, sizeof(*to) * T::wide);
-          s.position[r] = position;
+          s.own[r] = step.positions[token];
+          s.last[r] = step.reach[token];
         }
       }
     }
@@ -128,12 +130,12 @@ bool join_parts(const HrKv& kv, int64_t window, const Item& item, const hr::Work
   const int64_t rows = (item.last - item.first) * (kv.heads / kv.kv_heads);
   for (int32_t i = 0; i < s.begins[1]; ++i) {
     const int32_t row = s.groups[i].row, m = s.groups[i].m;
-    const int64_t *position = s.position + row, behind = item.first_span + item.spans;
+    const int64_t behind = item.first_span + item.spans;
     const Sums past = s.sums[0].from(row, kv.head_dim);
     bool some = false;
     for (int64_t span = item.first_span; span < behind; ++span) {
-      if (position[m - 1] < kSpan * span) break;  // in these rows' future
-      if (window && first_seen(position[0], window) >= kSpan * (span + 1)) continue;  // behind
+      if (s.last[row + m - 1] < kSpan * span) break;  // in these rows' future
+      if (window && first_seen(s.own[row], window) >= kSpan * (span + 1)) continue;  // behind
       const Sums kept = kept_sums(kv, item, work.shared, rows, span).from(row, kv.head_dim);
       if (some) join(past, past, kept, m, kv.head_dim);
       else copy(past, kept, m, kv.head_dim);
@@ -215,9 +217,9 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
     for (int32_t i = first; i < last; ++i) {
       const int64_t r = s.groups[i].row;
       const int m = s.groups[i].m;
-      const int64_t* position = s.position + r;
-      if (position[m - 1] < start) continue;  // in these rows' future
-      if (window && first_seen(position[0], window) >= start + kTile) continue;  // behind
+      const Places places = {s.own + r, s.last + r};
+      if (places.last[m - 1] < start) continue;  // in these rows' future
+      if (window && first_seen(places.own[0], window) >= start + kTile) continue;  // behind
       RowGroup& of = s.groups[i];
       const bool enters = span != of.span, leaves = enters && of.spans;
       // Codes are summed up at once, into the room of the span before the last, which has to leave.
@@ -240,9 +242,9 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
 #define HR_CASE(M)                                                                             \
   case M:                                                                                      \
     if constexpr (T::wide == 4)                                                                \
-      code_rows<M, kCoarse>(&u, op.softcap, window, position, start, size, next, s.p);         \
+      code_rows<M, kCoarse>(&u, op.softcap, window, places, start, size, next, s.p);           \
     else                                                                                       \
-      advance<T, M>(&u, &units[side], op.softcap, window, position, start, size, next, s.p);   \
+      advance<T, M>(&u, &units[side], op.softcap, window, places, start, size, next, s.p);     \
     break;
         HR_ROWS7(HR_CASE)
 #undef HR_CASE

@@ -16,7 +16,7 @@ struct Scratch {
   float* plain;         // [rows][E], where keys are kept without a bias
   Sums sums[2];         // over the span that a row is in, and over those before: in turns
   float* highest[3];    // the maxima of those, and of a span that begins before they are joined
-  int64_t* position;    // [rows]
+  int64_t *own, *last;  // [rows]: `Places`
   RowGroup* groups;     // [rows]
   int32_t* begins;      // [rows + 1]: the first group of each KV head and entry
 };
@@ -26,7 +26,7 @@ HR_INLINE int64_t attention_scratch(const HrKv& kv) {
   const int64_t rows = rows_of_item(kv), size = kv.head_dim;
   const int64_t plain = kv.bias ? rows * size : 0;
   return 4 * (3 * kTile * size + 2 * floats_beside(size) + 3 * kRowsA * kTile + size +
-              3 * rows * size + plain + 91 * rows + 1) + 64 * 20;
+              3 * rows * size + plain + 93 * rows + 1) + 64 * 21;
 }
 
 // The step as an attention sees it.
@@ -61,7 +61,8 @@ HR_INLINE Scratch<T> carve(const HrKv& kv, uint8_t* at) {
   s.plain = kv.bias ? floats(rows * size) : nullptr;
   for (float*& highest : s.highest) highest = floats(16 * rows);
   for (Sums& sums : s.sums) sums = {s.highest[0], floats(16 * rows), floats(rows * size)};
-  s.position = reinterpret_cast<int64_t*>(take(2 * rows));
+  s.own = reinterpret_cast<int64_t*>(take(2 * rows));
+  s.last = reinterpret_cast<int64_t*>(take(2 * rows));
   s.groups = reinterpret_cast<RowGroup*>(take(4 * rows));
   s.begins = reinterpret_cast<int32_t*>(take(rows + 1));
   return s;

@@ -18,7 +18,7 @@
 // dots where a dot takes two planes, beside products around them that are of eight bits themselves.
 //
 // Every operation is the same at all levels and for all ways to cut a step: products are exact, the
-// others elementwise, and what a row sees of a tile follows from its position alone.
+// others elementwise, and what a row sees of a tile follows from its places alone.
 #pragma once
 #include "code_tiles.h"
 #include "tile_rows.h"
@@ -136,9 +136,9 @@ struct Sight {
   int count = 0;
   bool whole = true;  // every row sees all
 
-  HR_ALWAYS Sight(int rows, const int64_t* position, int64_t window, int64_t start) {
+  HR_ALWAYS Sight(int rows, const Places& at, int64_t window, int64_t start) {
     for (int m = 0; m < rows; ++m) {
-      const InTile seen = seen_by(position[m], window, start);
+      const InTile seen = seen_by(at, m, window, start);
       from[m] = seen.from;
       to[m] = seen.to;
       if (to[m] > count) count = to[m];
@@ -231,10 +231,10 @@ HR_INLINE void code_columns(const Unit<Codes>& u, const int16_t* p, const float*
 
 template <int M, bool kCoarse>
 __attribute__((noinline)) void code_rows(Unit<Codes>* u, float softcap, int64_t window,
-                                         const int64_t* position, int64_t start, int64_t size,
+                                         const Places& at, int64_t start, int64_t size,
                                          const Tile<Codes>& ahead, int16_t* p) {
   score_codes<M, kCoarse>(*u, size, ahead);
-  const Sight sight(M, position, window, start);
+  const Sight sight(M, at, window, start);
   const F before = f_load(u->highest), here = settle_codes<M>(*u, softcap, sight, size);
   const F now = f_max(before, here);
   const int64_t lines = (u->tile->halves ? 2 : 4) * size / 64;  // of four positions of V

@@ -107,7 +107,7 @@ struct Tiles {
     int64_t stop = wanted_->end(row_, step_->query_starts[entry + 1]);
     if (stop > item_->last) stop = item_->last;
     const int64_t lowest = step_->positions[wanted_->token(row_)];
-    const int64_t highest = step_->positions[wanted_->token(stop - 1)];
+    const int64_t highest = step_->reach[wanted_->token(stop - 1)];
     row_ = stop;
     end_ = highest / kTile + 1;
     tile = item_->common;

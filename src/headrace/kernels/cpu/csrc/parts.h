@@ -28,7 +28,7 @@ struct Seen {
     const int64_t window = window_of(op, step);
     const int64_t seen = window ? first_seen(lowest, window) : 0;
     first = seen > 0 ? seen / kTile : 0;
-    behind = step.positions[wanted.token(last - 1)] / kTile + 1;
+    behind = step.reach[wanted.token(last - 1)] / kTile + 1;
   }
 };
 

@@ -597,6 +597,8 @@ typedef struct {
   int32_t n, b, r, group_count;
   const int64_t* tokens;        // [N]
   const int64_t* positions;     // [N]
+  const int64_t* reach;         // [N]: the last position that each token sees; no one sees less than
+                                // the one before it in its entry
   const int32_t* query_starts;  // [B + 1]
   const int32_t* lengths;       // [B]
   const int64_t* sample_rows;   // [R], ascending

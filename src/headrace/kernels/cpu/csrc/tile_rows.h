@@ -127,21 +127,25 @@ struct InTile {  // [from, to)
   int from, to;
 };
 
-// What the row at `position` sees of the tile that begins at `start`.
-HR_INLINE InTile seen_by(int64_t position, int64_t window, int64_t start) {
-  const int64_t first = window ? first_seen(position, window) - start : 0;
-  const int64_t behind = position + 1 - start;
+struct Places {  // of query rows: their own, and the last that each sees
+  const int64_t *own, *last;
+};
+
+// What row m sees of the tile that begins at `start`.
+HR_INLINE InTile seen_by(const Places& at, int m, int64_t window, int64_t start) {
+  const int64_t first = window ? first_seen(at.own[m], window) - start : 0;
+  const int64_t behind = at.last[m] + 1 - start;
   return {first < 0 ? 0 : first > kTile ? kTile : static_cast<int>(first),
           behind < 0 ? 0 : behind > kTile ? kTile : static_cast<int>(behind)};
 }
 
 // Scores as they count, the rows' maxima, and the factor of what is summed so far.
 template <class T, int M>
-HR_INLINE void settle(Unit<T>* u, float softcap, int64_t window, const int64_t* position,
+HR_INLINE void settle(Unit<T>* u, float softcap, int64_t window, const Places& at,
                       int64_t start) {
   F best[M];
   int count = 0;
-  const int64_t seen = position[0] + 1 - start;  // of the tile by the first row, who sees the least
+  const int64_t seen = at.last[0] + 1 - start;  // of the tile by the first row, who sees the least
   if (seen >= kTile && window == 0 && softcap <= 0) {
     count = kTile;
 #pragma GCC unroll 8
@@ -151,7 +155,7 @@ HR_INLINE void settle(Unit<T>* u, float softcap, int64_t window, const int64_t* 
     }
   } else {
     for (int m = 0; m < M; ++m) {
-      const auto [from, to] = seen_by(position[m], window, start);
+      const auto [from, to] = seen_by(at, m, window, start);
       if (to > count) count = to;
       float* s = u->scores + m * kTile;
       best[m] = f_set(-__builtin_inff());
@@ -242,16 +246,16 @@ void finish(Unit<T>* u, typename T::Row* p, int64_t size) {
 // The next unit up to its maxima, and what is left of the one before.
 template <class T, int M>
 __attribute__((noinline)) void advance(Unit<T>* u, Unit<T>* before, float softcap, int64_t window,
-                                       const int64_t* position, int64_t start, int64_t size,
+                                       const Places& at, int64_t start, int64_t size,
                                        const Tile<T>& ahead, typename T::Row* p) {
   if (before->m != M) {
     finish(before, p, size);
     score_rows<T, M, false>(*u, size, ahead, *before, p);
-    settle<T, M>(u, softcap, window, position, start);
+    settle<T, M>(u, softcap, window, at, start);
     return;
   }
   score_rows<T, M, true>(*u, size, ahead, *before, p);
-  settle<T, M>(u, softcap, window, position, start);
+  settle<T, M>(u, softcap, window, at, start);
   value_rows<T, M>(*before, p, size, ahead);
   before->m = 0;
 }

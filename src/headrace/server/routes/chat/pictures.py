@@ -15,7 +15,7 @@ from ...caller import CALLER
 if TYPE_CHECKING:
     from ....base.spec import InputSpan
     from ....dist.payloads import SealedInput
-    from ....engine.clients.kept_pictures import PreparedPicture, SealedPicture
+    from ....engine.clients.kept_pictures import PictureShape, PreparedPicture, SealedPicture
     from ....engine.clients.pictures import PicturePrompts
     from ....media import OnChild
     from ...service import Service
@@ -176,7 +176,7 @@ async def with_pictures(
             param="messages",
         )
     room = min(room, seen.most_rows)
-    grids: list[tuple[int, int, int]] = []
+    shapes: list[PictureShape] = []
     held: list[SealedPicture] = []
     for number, picture in enumerate(await _loaded(service, pictures, seen.limits.bytes)):
         name = owner, picture.name, picture.given.small
@@ -185,12 +185,12 @@ async def with_pictures(
         found = seen.kept.find(name)
         if found is None:
             made = await service.decoders.run(_read, seen, picture, mine)
-            grid, length = (made.rows, made.columns, made.tiles[0].rows), made.length
+            shape, length = made.shape, made.length
             found = None if counts else seen.kept.hold(name, *made)
         else:
-            grid, length = (found.rows, found.columns, found.each), found.length
+            shape, length = found.shape, found.length
         room -= seen.check_rows(length, mine, picture.given.where)
-        grids.append(grid)
+        shapes.append(shape)
         held += [] if counts or found is None else [found]
-    ids, spans = seen.expand(prompt, grids, held)
+    ids, spans = seen.expand(prompt, shapes, held)
     return ids, spans, [one.sealed for one in held]
