@@ -19,7 +19,7 @@ BESIDE = re.findall(r"`(headrace\.[\w.]+|csrc/[\w.]+)`", PAGE.replace("| `", "| 
 """Names in the text."""
 COUNTED = re.compile(r"(\(docs/trace\.md\) is the way in \()\d+ files\)")
 """README's number, which `python tests/test_trace.py` writes."""
-MOST = 56, 13_700
+MOST = 56, 14_000
 """Files and lines of the walk, with drafts and the making of records."""
 
 
