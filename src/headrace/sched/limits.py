@@ -32,13 +32,13 @@ class Limits:
     """Steps in flight: with 2 the next is planned before the result of the last is there."""
     drafts: int = 0
     """Most drafts that a decode verifies in addition to its own token."""
-    atom: int = 0
-    """Most tokens of a prompt that see each other, so that one step computes them. They fit beside
-    a token of each other sequence, however small a step has become."""
     stages: int = 1
     """Pipeline stages of the model; this number of steps is computed at a time, one after the
     other. With more than one, a step decodes its share of the sequences: some that no step in
     flight has."""
+    atom: int = 0
+    """Most tokens of a prompt that see each other, so that one step computes them. They fit beside
+    a token of each other sequence, however small a step has become."""
 
     def __post_init__(self) -> None:
         for name, low in (("rows", 1), ("max_context", 2), ("max_waiting", 0), ("drafts", 0)):
