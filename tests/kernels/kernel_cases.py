@@ -121,7 +121,8 @@ def attention_by_definition(
         for token in range(bounds[entry], bounds[entry + 1]):
             position = int(batch.positions[token])
             first = 0 if view.window is None else max(0, position - view.window + 1)
-            places = torch.arange(first, position + 1)
+            last = position if batch.reach is None else int(batch.reach[token])
+            places = torch.arange(first, last + 1)
             blocks, offsets = table[places // size], places % size
             keys, values = (  # Of each position and head.
                 _numbers(x, s, blocks, offsets).repeat_interleave(repeats, dim=1)

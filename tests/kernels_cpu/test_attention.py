@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -181,6 +182,47 @@ def test_sinks_take_their_share(window: int | None, dtype: torch.dtype) -> None:
     for first, last in ((1, 14), (64, 65), (100, 151)):
         small = one_of(batch, first, last, 1)
         part = attend(CpuOperators(1), q[first:last], as_pages(made), small, 0, 0.125, None, sinks)
+        assert torch.equal(part, results[0][first:last]), (first, last)
+
+
+def see_each_other(batch: StepBatch, *runs: tuple[int, int]) -> None:
+    """Let the tokens first … behind − 1 of each run, which are of one entry, see each other."""
+    batch.reach = batch.positions.clone()
+    for first, behind in runs:
+        batch.reach[first:behind] = batch.positions[behind - 1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (None, 5.0), (60, None), (7, None)])
+def test_tokens_that_see_each_other(
+    dtype: torch.dtype, window: int | None, softcap: float | None
+) -> None:
+    """Runs that begin and end inside tiles, one over several of them, one behind tiles that other
+    entries share, one over spans: at every level, by several threads, and in any chunk that holds
+    the run or what is left of it."""
+    entries = [(0, 230), (128, 1), (128, 9), (130, 1), (1_015, 90)]
+    batch, blocks = make_batch(entries, window=window)
+    share(batch, 1, 4, 8)
+    see_each_other(batch, (5, 21), (60, 70), (90, 210), (232, 240), (251, 321))
+    torch.manual_seed(0)
+    made = quantised(make_kv(blocks, 2, 16, 64), dtype)
+    q = torch.randn(len(batch.tokens), 14, 64)
+    want = attention_by_definition(q, made, batch, 0.2, softcap)
+    kv, results = as_pages(made), []
+    for threads, name in [*((1, name) for name in library.LEVELS), (2, None), (3, None)]:
+        if name is None or library.level(name) is not None:
+            ops = CpuOperators(threads, name)
+            results.append(attend(ops, q, kv, batch, 0, 0.2, softcap))
+    assert error(results[0], want) < ERRORS[dtype]
+    assert all(torch.equal(result, results[0]) for result in results)
+    assert error(attend(REFERENCE, q, made, batch, 0, 0.2, softcap), want) < 4e-3
+    plain = replace(batch, reach=None)
+    assert error(attention_by_definition(q, made, plain, 0.2, softcap), want) > 1e-2
+    for first, last, entry in ((5, 21, 0), (17, 60, 0), (90, 211, 0), (200, 230, 0), (251, 331, 4)):
+        small = one_of(batch, first, last, entry)
+        assert batch.reach is not None
+        small.reach = batch.reach[first:last].clone()
+        part = attend(CpuOperators(2), q[first:last], kv, small, 0, 0.2, softcap)
         assert torch.equal(part, results[0][first:last]), (first, last)
 
 

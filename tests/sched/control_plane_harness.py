@@ -665,7 +665,7 @@ def driver(
         policy,  # type: ignore[arg-type]
         max(depth, stages),
         drafts,
-        stages,
+        stages=stages,
     )
     pool = pool_of(*(groups or ((None, 64),)), slots=slots)
     return Driver(limits, pool, resources=resources, drafter=drafter)

@@ -61,6 +61,7 @@ def starts(d: Driver) -> list[bytes]:
     slices=st.integers(1, 6),
     across=st.booleans(),
     mutual=st.booleans(),
+    window=st.sampled_from([None, 3, 9]),
     failures=st.sampled_from([(0.0, 0.0), (0.2, 0.0), (0.0, 0.3), (0.2, 0.2)]),
     policy=st.sampled_from(["fcfs", "priority"]),
 )
@@ -74,6 +75,7 @@ def test_every_request_gets_its_answer(
     slices: int,
     across: bool,
     mutual: bool,
+    window: int | None,
     failures: tuple[float, float],
     policy: str,
 ) -> None:
@@ -82,7 +84,10 @@ def test_every_request_gets_its_answer(
     tenant's; the scheduler's checks count the bytes."""
     limits = Limits(rows, step_tokens, 60, 100, policy, depth)  # type: ignore[arg-type]
     shape = SHAPE._replace(slices=slices, slot=40 * across, whole=across)
-    d = Driver(limits, pool_of((None, blocks)), seed=seed, encoder=shape)
+    groups: list[tuple[int | None, int]] = [(None, blocks)]
+    if window is not None:  # As many blocks of it as a memory plan has at least.
+        groups.append((window, min(blocks, (window + depth * step_tokens + 3) // 4 + 1)))
+    d = Driver(limits, pool_of(*groups), seed=seed, encoder=shape)
     steps, d.worker.fails_items = failures
     rng = random.Random(seed)
     for number in range(rng.randint(1, 40)):

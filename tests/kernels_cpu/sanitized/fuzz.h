@@ -314,13 +314,19 @@ inline void attentions(void* const* teams, int count) {
   const int entries = any(1, prefix ? 9 : 4), window = any(0, 1) ? 0 : any(1, 90) * any(1, 7);
   // And some reach over spans of 512 positions, which several threads share.
   const int far = any(0, 3) ? 150 : any(500, 1700);
-  std::vector<int64_t> positions, slots;
+  std::vector<int64_t> positions, reach, slots;
   std::vector<int32_t> starts{0}, lengths;
   int wide = 1, blocks = 1;
   for (int b = 0; b < entries; ++b) {
     const int before = prefix ? any(prefix, far) : any(0, 1) ? any(0, far) : 0;
     const int own = any(1, any(0, 2) ? 3 : 40);
-    for (int i = 0; i < own; ++i) positions.push_back(before + i);
+    // In some entries the tokens of a run see each other.
+    const bool mutual = any(0, 2) == 0;
+    for (int i = 0, run = 1; i < own; ++i) {
+      positions.push_back(before + i);
+      if (i == 0 || i == run) run = i + (mutual ? any(1, own - i) : 1);
+      reach.push_back(before + run - 1);
+    }
     starts.push_back(static_cast<int32_t>(positions.size()));
     lengths.push_back(before + own);
     blocks += (before + own + block - 1) / block;
@@ -377,6 +383,7 @@ inline void attentions(void* const* teams, int count) {
   step.sample_rows = picked.data();
   step.b = entries;
   step.positions = positions.data();
+  step.reach = reach.data();
   step.query_starts = starts.data();
   step.lengths = lengths.data();
   step.group_count = 1;
