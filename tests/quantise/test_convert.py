@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from headrace.base.errors import DownloadError
 from headrace.cli.main import application
+from headrace.factory import convert
 from headrace.factory.moves import Move, held_of
 from headrace.factory.to_compressed import TARGETS
 from headrace.kernels.weights import BlockWeight
@@ -239,6 +241,50 @@ def test_a_wrong_wish_is_one_line(
     assert done.exit_code in (2, 3), done.output
     assert why in done.output
     assert (tmp_path / "there.gguf").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["out.convert", "model/out"])
+def test_nothing_of_the_users_is_in_its_way(name: str, folder: Path, tmp_path: Path) -> None:
+    """A folder that has the name of the work in progress, here the model itself, stays as it is;
+    and no result is put into its model."""
+    model = tmp_path / name.partition("/")[0]
+    shutil.copytree(folder, model)
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    out = tmp_path / name.removesuffix(".convert")
+    done = command(model, "--to", "bf16", "--lossy", "--out", out)
+    assert done.exit_code == 2, done.output
+    assert "choose another with --out" in " ".join(done.output.split())
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+
+
+def test_numbers_beyond_a_formats_range_leave_the_report_json() -> None:
+    big = np.array([[1e38, 1.0, np.nan]], np.float32)
+    move = Move("big.weight", big.shape, "F32", "F16", lambda: big)
+    (stored,) = move.data()
+    assert stored[0, :2].tolist() == [65504.0, 1.0]  # The nearest, and no infinity.
+    assert move.changed == 1  # The NaN is one afterwards.
+    assert move.said()["error"] is None
+    json.dumps(move.said(), allow_nan=False)
+
+
+def test_norms_that_a_gguf_has_with_one_added_are_counted(tmp_path: Path) -> None:
+    """1 + w has fewer bits of a small w."""
+    norm = np.array([2.0**-30, 0.5], np.float32)
+    move = Move("norm.weight", norm.shape, "F32", "F32", lambda: norm, offset=1.0)
+    assert not move.stays
+    (stored,) = move.data()
+    assert stored.reshape(-1).tolist() == [1.0, 1.5]
+    assert move.changed == 1
+
+
+def test_space_is_asked_for_the_result_alone(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(convert, "check_space", lambda path, size: asked.append(size))
+    out = tmp_path / "out.gguf"
+    assert command(make("Q4_0"), "--to", "q8_0", "--out", out).exit_code == 0
+    assert 0.5 < asked[0] / out.stat().st_size <= 1.0
 
 
 def test_a_mixture_stays_in_its_kind_of_file(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from headrace.speech.kana import kana_phonemes
         ("「はい」", "“hai”"),
         ("300 と 8,600", "sambʲakɯ to haʔsenɾoʔpʲakɯ"),
         ("0.5", "ʣeɾo teɴ ɡo"),
+        ("1, 2,3", "iʨi , ɲi , saɴ"),
         ("10000000000000000", None),
         ("漢字", None),
         ("ABC", None),

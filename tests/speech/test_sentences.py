@@ -55,3 +55,10 @@ def test_the_first_clause_of_a_long_sentence_is_a_piece() -> None:
     assert pieces(long) == ["The water turns the wheel,", long[27:]]
     assert pieces(f"Short. {long}") == ["Short.", long]
     assert pieces("Well, " + "a " * 40 + "b.") == ["Well, " + "a " * 40 + "b."]
+
+
+@pytest.mark.parametrize("text", ["!" * 60_000 + "a", "." * 60_000 + "x", "a" + " " * 60_000 + "b"])
+def test_long_runs_of_marks_and_spaces_cost_no_more_than_other_text(text: str) -> None:
+    """Tried from each of its characters, such a run would take minutes."""
+    assert len(sentences(text)) == 1
+    assert len(clauses(text)) == 1

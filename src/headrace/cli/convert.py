@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,10 +69,10 @@ def _say(console: Console, out: Path, report: dict[str, Any]) -> None:
     console.print(
         f"{out}: {moved - len(lost)} of {moved} tensors move without loss, {stay} stay as they are"
     )
-    for one in sorted(lost, key=lambda one: -one["error"])[:SHOWN]:
+    for one in sorted(lost, key=lambda one: -_size(one["error"]))[:SHOWN]:
         console.print(
             f"{one['tensor']}: {one['was']} to {one['kind']} changes {one['changed']:,} of "
-            f"{one['numbers']:,} numbers; squared error {one['error']:.2g} of all",
+            f"{one['numbers']:,} numbers; squared error {_size(one['error']):.2g} of all",
             style="yellow",
         )
     if len(lost) > SHOWN:
@@ -82,6 +83,10 @@ def _say(console: Console, out: Path, report: dict[str, Any]) -> None:
             f"proof: {same:,} of {proof['numbers']:,} numbers of {proof['tensors']} tensors are "
             "the same when loaded"
         )
+
+
+def _size(error: float | None) -> float:
+    return math.inf if error is None else error
 
 
 command = convert

@@ -21,7 +21,7 @@ from ..base.config import EngineOptions
 from ..base.errors import InvalidRequest, OptionError, UnsupportedModel
 from ..base.modelfiles import ModelFiles
 from ..bench.accuracy import stdlib_corpus
-from ..kernels.arrays import dtype_name, floats
+from ..kernels.arrays import dtype_name
 from ..kernels.weights import BlockWeight
 from ..loader.gguf import DEFAULT_ALIGNMENT
 from ..loader.gguf_model import gguf_of
@@ -35,7 +35,7 @@ from ..loader.sealed import digest_without
 from ..loader.shards import INDEX, read_headers
 from ..loader.weight_source import read_weight
 from ..loader.weights import load_weights
-from ..loader.weights_gguf import permuted_rows
+from ..loader.weights_gguf import norm_offset, permuted_rows
 from ..models.registry import FAMILIES
 from ..quant.ggml_types import BY_NAME, DENSE
 from ..quant.schemes import scheme_of
@@ -97,8 +97,17 @@ class Converting:
         single = self.ending == "gguf"
         stem = typeless(Path(files.name).name.removesuffix(".gguf"))
         self.out = wish.out or Path(f"{stem}-{to}.gguf" if single else f"{stem}-{to}")
-        if self.out.exists():
-            raise InvalidRequest(f"{self.out} exists; choose another with --out", param="out")
+        self._work = self.out.with_name(f"{self.out.name}.convert")
+        """Folder of the work in progress."""
+        for one in (self.out, self._work):
+            if os.path.lexists(one):
+                raise InvalidRequest(
+                    f"{one} exists; remove it, or choose another with --out", param="out"
+                )
+        if files.path.is_dir() and files.path.resolve() in self.out.resolve().parents:
+            raise InvalidRequest(
+                f"{self.out} is inside the model; choose another with --out", param="out"
+            )
         if single and self.out.suffix != ".gguf":
             raise InvalidRequest(f"{self.out}: a GGUF's name must end in .gguf", param="out")
         self.coding: Coding | None = None
@@ -151,15 +160,15 @@ class Converting:
         report; `dry`: nothing is written."""
         total = sum(int(np.prod(one.shape)) for one in self.moves)
         self._progress.start(total, "converting", share=True)
-        work = self.out.with_name(f"{self.out.name}.convert")
+        work = self._work
         try:
             if dry:
                 for one in self.moves:
                     one.data()
                     self._progress.advance(int(np.prod(one.shape)))
                 return self._report({}, None)
-            check_space(self.out.absolute(), 4 * total)
-            shutil.rmtree(work, ignore_errors=True)
+            check_space(self.out.absolute(), sum(one.size for one in self.moves))
+            work.mkdir()  # Outside: what another has made there is not ours to remove.
             try:
                 return self._published(work)
             finally:
@@ -170,7 +179,6 @@ class Converting:
             self._progress.done()
 
     def _published(self, work: Path) -> dict[str, Any]:
-        work.mkdir(parents=True)
         digests: dict[str, str] = {}
         for name, moves in self.shards.items():
             with (work / name).open("w+b") as out:
@@ -189,8 +197,10 @@ class Converting:
         _check_kept(self.files, opened)
         proof = compared(self.files, opened)
         if proof["changed"] and not lost:
-            raise AssertionError(
-                f"{proof['changed']} numbers are read otherwise than they were written"
+            raise UnsupportedModel(
+                f"{proof['changed']:,} numbers would be read otherwise than they were written; "
+                "nothing was published",
+                param="to",
             )
         names = sorted(path.relative_to(work).as_posix() for path in work.rglob("*.*"))
         report = self._report({name: file_sha256(work / name) for name in names}, proof)
@@ -308,11 +318,10 @@ def _across_gguf(files: ModelFiles) -> Iterator[Move]:
                 order = permuted_rows(heads, arch.head_dim)
                 array = isinstance(found, np.ndarray)
                 found = found[order] if array else picked(found, order, canonical)
-            if arch.norm_offset and canonical.endswith("norm.weight"):
-                found = floats(found) + np.float32(arch.norm_offset)
             return found
 
-        yield Move(names[canonical], tuple(weight.shape), _kind_of(weight), "", read)
+        kind, shape = _kind_of(weight), tuple(weight.shape)
+        yield Move(names[canonical], shape, kind, "", read, offset=norm_offset(canonical, arch))
 
 
 def _of_folder(files: ModelFiles) -> dict[str, list[Move]]:

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..base.errors import UnsupportedModel
 from ..base.modelfiles import ModelFiles
 from ..kernels.arrays import floats, host
 from ..kernels.checkpoint_values import block_scales, values
 from ..kernels.weights import FP8_BLOCK, BlockWeight, Fp8Weight
 from ..loader.quantised_safetensors import picked
+from ..loader.safetensors_file import SIZES
 from ..loader.weight_source import read_weight
 from ..loader.weights import load_weights
-from ..quant.ggml_types import DENSE
+from ..quant.ggml_types import BY_NAME, DENSE
 from ..quant.rows import unpack, weights_of
 from ..quantise.blocks import FORMATS, Fitted
 from ..quantise.coded import Coding, stored_as
@@ -27,6 +29,8 @@ from . import to_compressed
 ROWS = 1 << 22
 """Numbers that are moved at once."""
 Host = npt.NDArray[Any]
+_MOST = {"F32": 2.0**128 - 2.0**104, "F16": 65504.0, "BF16": 2.0**128 - 2.0**120}
+"""Largest numbers of the dense types."""
 
 
 @dataclass(slots=True)
@@ -42,6 +46,8 @@ class Move:
     read: Callable[[], Any]
     """Reader of the weight as the loader has it."""
     coding: Coding | None = None
+    offset: float = 0.0
+    """Number that the file has added to each, which its reader takes away."""
     changed: int = 0
     """Numbers that are not the same afterwards."""
     error: float = 0.0
@@ -50,7 +56,14 @@ class Move:
 
     @property
     def stays(self) -> bool:
-        return self.kind == self.was and self.coding is None
+        return self.kind == self.was and self.coding is None and not self.offset
+
+    @property
+    def size(self) -> int:
+        """Bytes of the result."""
+        if self.coding is None and self.kind not in SIZES:
+            return int(np.prod(self.shape[:-1])) * BY_NAME[self.kind].row_bytes(self.shape[-1])
+        return sum(int(np.prod(shape)) * SIZES[dtype] for _, dtype, shape in self.parts)
 
     @property
     def parts(self) -> list[to_compressed.Part]:
@@ -86,8 +99,9 @@ class Move:
         """Return arrays by suffix of some rows."""
         w = held.values
         if self.kind in DENSE:
-            stored, back = stored_as(w, self.kind)
-            self._compare(w, back)
+            offset = np.float32(self.offset)
+            stored, back = stored_as(within(w + offset if offset else w, self.kind), self.kind)
+            self._compare(w, back - offset if offset else back)
             return {"": stored}
         count, given, fitted = self._format(held, top)
         found = None
@@ -123,7 +137,7 @@ class Move:
         )
 
     def _compare(self, was: Floats, now: Floats) -> None:
-        differs = was != now
+        differs = unlike(was, now)
         self.total += float(np.square(was, dtype=np.float64).sum())
         if differs.any():
             self.changed += int(differs.sum())
@@ -138,8 +152,24 @@ class Move:
         }  # fmt: skip
         if self.changed:
             share = self.error / self.total if self.total else float("inf")
-            found |= {"changed": self.changed, "error": float(f"{share:.4g}")}
+            error = float(f"{share:.4g}") if np.isfinite(share) else None  # JSON has no infinity.
+            found |= {"changed": self.changed, "error": error}
         return found
+
+
+def within(w: Floats, kind: str) -> Floats:
+    """Return numbers of which none becomes infinite in a dense type: the largest is the nearest."""
+    most = np.float32(_MOST[kind])
+    over = np.isfinite(w) & (np.abs(w) > most)
+    return np.where(over, np.copysign(most, w), w) if over.any() else w
+
+
+def unlike(was: Floats, now: Floats) -> npt.NDArray[np.bool_]:
+    """Return where two arrays have other numbers; NaN is like NaN."""
+    differs: npt.NDArray[np.bool_] = was != now
+    if differs.any():
+        differs &= ~(np.isnan(was) & np.isnan(now))
+    return differs
 
 
 def rows_of(weight: Any, first: int, last: int) -> Any:
@@ -193,7 +223,8 @@ def compared(was: ModelFiles, now: ModelFiles) -> dict[str, int]:
     """Load both models, and compare every number of every weight."""
     mine, theirs = dict(load_weights(was)), dict(load_weights(now))
     if mine.keys() != theirs.keys():
-        raise AssertionError("the result has other weights than the model")
+        names = ", ".join(sorted(mine.keys() ^ theirs.keys())[:3])
+        raise UnsupportedModel(f"the result would have other weights: {names}", param="to")
     found = {"tensors": len(mine), "numbers": 0, "changed": 0}
     for name in [*mine]:
         pair = [read_weight(one.pop(name)) for one in (mine, theirs)]
@@ -202,5 +233,5 @@ def compared(was: ModelFiles, now: ModelFiles) -> dict[str, int]:
         for first in range(0, rows, step):
             a, b = (held_of(rows_of(one, first, min(first + step, rows))).values for one in pair)
             found["numbers"] += a.size
-            found["changed"] += int((a != b).sum())
+            found["changed"] += int(unlike(a, b).sum())
     return found

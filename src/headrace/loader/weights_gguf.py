@@ -98,8 +98,8 @@ def _load(
         data = data[original_rows(heads, arch.head_dim)]
     if name.endswith(".A_log"):
         data = np.log(-floats(data))  # The file has A.
-    if arch.norm_offset and name.endswith("norm.weight") and ".linear_attn." not in name:
-        data = floats(data) - np.float32(arch.norm_offset)
+    if offset := norm_offset(name, arch):
+        data = floats(data) - np.float32(offset)
     if latent_heads.shapes(name, info.shape, arch):
         yield from latent_heads.of_blocks(name, data, info.type.name, arch)
         return
@@ -128,6 +128,12 @@ def original_rows(heads: int, head_dim: int) -> npt.NDArray[np.int64]:
     """
     rows = np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2)
     return rows.transpose(0, 2, 1).reshape(-1)
+
+
+def norm_offset(name: str, arch: ModelArch) -> float:
+    """Return the number that a GGUF has added to a canonical weight."""
+    shifted = name.endswith("norm.weight") and ".linear_attn." not in name
+    return arch.norm_offset if shifted else 0.0
 
 
 def permuted_rows(heads: int, head_dim: int) -> npt.NDArray[np.int64]:

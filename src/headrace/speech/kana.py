@@ -58,7 +58,7 @@ _SHIFTED = {
     "じゅうちょう": "じゅっちょう",
 }
 """Parts of numbers that change where they meet."""
-_NUMBER = re.compile(r"(\d[\d,]*)(?:\.(\d+))?")
+_NUMBER = re.compile(r"(\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.(\d+))?")
 _MOST_DIGITS = 16
 
 

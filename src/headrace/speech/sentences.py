@@ -12,9 +12,12 @@ there sooner."""
 LEAST = 12
 """Characters of such a clause."""
 _CLOSING = "\"'”’»)\\]」』）"
-_END = re.compile(rf"(?:[.!?…]+[{_CLOSING}]*(?=\s|$)|[。！？]+[{_CLOSING}]*)\s*|\s*\n\s*")
+# A run of marks or spaces is tried from its first character alone: else long ones cost its square.
+_END = re.compile(
+    rf"(?:(?<![.!?…])[.!?…]+[{_CLOSING}]*(?=\s|$)|[。！？]+[{_CLOSING}]*)\s*|(?<!\s)\s*\n\s*"
+)
 _CLAUSE = re.compile(
-    rf"(?:[.,;:!?…]+[{_CLOSING}]*(?=\s|$)|[、，；：。！？]+[{_CLOSING}]*|—|\s[–-]\s)\s*"
+    rf"(?:(?<![.,;:!?…])[.,;:!?…]+[{_CLOSING}]*(?=\s|$)|[、，；：。！？]+[{_CLOSING}]*|—|\s[–-]\s)\s*"
 )
 _ABBREVIATED = re.compile(
     r"(?<![\w.])(?:[A-Z]|[Dd]r|Mrs?|Ms|Prof|St|No|vs|etc|e\.g|i\.e|approx|bzw|z\.B|Nr)\.$"
