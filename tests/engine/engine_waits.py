@@ -10,6 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.engine.clients.async_engine import AsyncEngine
+from headrace.engine.hearing.engine import HearingEngine
+
+Engine = AsyncEngine | HearingEngine
 
 
 async def until(true: Callable[[], object], what: str = "", seconds: float = 0.0) -> None:
@@ -21,7 +24,7 @@ async def until(true: Callable[[], object], what: str = "", seconds: float = 0.0
         await asyncio.sleep(0.01)
 
 
-def age(engine: AsyncEngine, seconds: float = 1e6) -> None:
+def age(engine: Engine, seconds: float = 1e6) -> None:
     """Make the silence of an engine process that says nothing any more so much longer.
 
     What it said before and nobody has read would end the silence: that is taken first.
@@ -32,7 +35,7 @@ def age(engine: AsyncEngine, seconds: float = 1e6) -> None:
     channel.received_at -= seconds
 
 
-async def stopped(engine: AsyncEngine) -> int:
+async def stopped(engine: Engine) -> int:
     """Stop the engine process, which is asked to and then seen to do nothing more; its id."""
     pid = engine.engine_pid
     assert pid is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_waits import age, stopped, until
 
 from headrace.base.config import EngineOptions
 from headrace.base.errors import DownloadError, EngineDead, InvalidRequest, OptionError, Overloaded
@@ -22,17 +23,16 @@ from headrace.loader.catalog import CATALOG
 from headrace.loader.download import fetch_catalog
 
 pytestmark = pytest.mark.slow
-FAST = Supervision(hang=3.0, late=1.0, stacks=0.5, back_off=0.1)
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[HearingEngine]:
+async def engine(supervision: Supervision) -> AsyncIterator[HearingEngine]:
     try:
         fetch_catalog(CATALOG["whisper-base"])
     except DownloadError as error:
         pytest.skip(f"no whisper-base: {error.message}")
     options = EngineOptions(model="whisper-base", max_waiting=3, threads=2)
-    group = await EngineGroup.start([ModelChoice(options)], supervision=FAST)
+    group = await EngineGroup.start([ModelChoice(options)], supervision=supervision)
     made = group.members[0]
     assert isinstance(made, HearingEngine)
     yield made
@@ -47,7 +47,7 @@ def begun(engine: HearingEngine, seconds: float = 4.0, **options: object) -> Hea
 
 
 async def end_of(hearing: Hearing) -> SoundEnd:
-    async with asyncio.timeout(150):
+    async with asyncio.timeout(600):  # It only tells a wait from an end.
         async for news in hearing:
             if news.end is not None:
                 return news.end
@@ -74,11 +74,17 @@ async def test_what_is_asked_and_how_much(engine: HearingEngine) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_sound_outlives_its_process_once(engine: HearingEngine, how: int) -> None:
-    """Killed, or stopped: which is seen by its silence."""
+    """Killed, or stopped: which is seen by its silence. The next one may take its time to start."""
+    engine._supervisor._start_seconds = 1e4
+    steps = engine.stats.step
     sounds = [begun(engine, live=True), begun(engine)]
-    await asyncio.sleep(0.05)
-    assert engine.engine_pid is not None
-    os.kill(engine.engine_pid, how)
+    await until(lambda: engine.stats.step > steps, "they are in work")
+    if how == signal.SIGSTOP:
+        await stopped(engine)
+        age(engine)
+    else:
+        assert engine.engine_pid is not None
+        os.kill(engine.engine_pid, how)
     ends = await asyncio.gather(*(end_of(sound) for sound in sounds))
     assert [end.seconds for end in ends] == [4.0, 4.0]
     assert engine.health().restarts == 1
@@ -86,14 +92,11 @@ async def test_a_sound_outlives_its_process_once(engine: HearingEngine, how: int
 
 async def test_what_kills_twice_is_refused(engine: HearingEngine) -> None:
     sound = begun(engine, 60.0)
-    async with asyncio.timeout(150):
-        for _ in range(2):
-            while not engine.health().ready:
-                await asyncio.sleep(0.02)
-            assert engine.engine_pid is not None
-            os.kill(engine.engine_pid, signal.SIGKILL)
-            while engine.health().ready:
-                await asyncio.sleep(0.02)
+    for _ in range(2):
+        await until(lambda: engine.health().ready, "it serves")
+        assert engine.engine_pid is not None
+        os.kill(engine.engine_pid, signal.SIGKILL)
+        await until(lambda: not engine.health().ready, "its death is seen")
     with pytest.raises(EngineDead):
         await end_of(sound)
     assert not engine.in_work()

@@ -9,7 +9,8 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -20,8 +21,10 @@ from headrace import LLM
 from headrace.base.config import EngineOptions
 from headrace.base.errors import DoesNotFit, EngineDead, EngineFault, InvalidRequest, Overloaded
 from headrace.base.modelfiles import ModelFiles
+from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
 from headrace.base.several import ModelChoice
+from headrace.base.spec import RequestSpec
 from headrace.engine import messages
 from headrace.engine.clients.async_engine import AsyncEngine
 from headrace.engine.clients.group import EngineGroup
@@ -335,6 +338,30 @@ def test_a_fault_of_a_new_model_is_not_the_others(
     finally:
         models.close()
         gc.unfreeze()  # What the models froze is this process's.
+
+
+def test_a_sound_that_needs_no_step_is_not_waited_for(folders: list[Path], tmp_path: Path) -> None:
+    """Hours of it are cut, or found silent, piece by piece."""
+    (one, _) = choices(folders[:2])
+    models = Models.start(
+        Configure(one.options, WireFiles.of(open_model(one.options.model)), str(tmp_path)),
+        lambda files, options: files.open(),
+        worker=FAKE,
+        flight=FlightRecorder(records=8),
+        on_phase=lambda name, seconds: None,
+    )
+    try:
+        assert not models.busy
+        models.desks[0] = desk = cast(Any, SimpleNamespace(busy=True))
+        assert models.busy
+        models.core.add(Request("a", [65], RequestSpec(greedy(2), 0)))
+        assert not models.busy, "the turn after the step is its"
+        desk.busy = False
+        models.core.abort("a")
+        models.core.turn()
+        assert not models.busy
+    finally:
+        models.close()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from headrace.engine.clients.supervision import State
 from headrace.engine.clients.supervisor import Supervisor
 from headrace.engine.hearing.engine import RATE, HearingEngine
 from headrace.engine.hearing.records import SoundEnd
-from headrace.engine.messages import Hear, HeardSoFar
+from headrace.engine.messages import Abort, Hear, HeardSoFar
 from headrace.obs.tasks import TaskWatch
 
 
@@ -26,6 +26,7 @@ class FakeHearing(HearingEngine):
         self.answers = True
         self.asked: list[Hear] = []
         self.heard: list[np.ndarray[Any, Any]] = []
+        self.aborted: list[str] = []
         supervisor = SimpleNamespace(
             folder=folder, state=State.READY, send=self._sent, late=False, heartbeat_age=0.0
         )
@@ -34,6 +35,8 @@ class FakeHearing(HearingEngine):
         super().__init__(EngineOptions(model="ears"), cast(Supervisor, supervisor), TaskWatch())
 
     def _sent(self, message: Any) -> None:
+        if isinstance(message, Abort):
+            self.aborted.append(message.request_id)
         if isinstance(message, Hear):
             self.asked.append(message)
             self.heard.append(np.fromfile(message.path, np.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ from headrace.speech.decoding import DecodingOptions, Utterance, compression, de
 from headrace.speech.features import RATE, WINDOW, log_mel
 from headrace.speech.rules import rules_of
 from headrace.speech.transcript import Segment, Transcriber, Transcript
-from headrace.speech.voice import chunks, speech_spans
+from headrace.speech.voice import chunks, levels, speech_spans
 from headrace.speech.windows import Windows
 from headrace.speech.words import split_words
 from headrace.worker.alignment import cheapest_path
@@ -229,7 +230,7 @@ def test_chunks_of_a_sound_are_decoded_at_the_same_time(transcriber: Transcriber
         most = max(most, len(decoding))
         assert sum(asked.fresh for asked in jobs._jobs.values()) <= 1
         assert all(job.share.old for job in decoding)
-    assert most == len(chunks(long)) > 1
+    assert most == len(cut(long)) > 1
     assert jobs.idle
 
 
@@ -287,10 +288,42 @@ def test_long_sounds_have_rising_times_within_their_length(transcriber: Transcri
         assert ends == sorted(ends)
 
 
+def drained(pieces: Generator[None, None, Any]) -> tuple[Any, int]:
+    """Return the result of a computation in pieces, and the number of its pauses."""
+    count = 0
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            return end.value, count
+        count += 1
+
+
+def cut(samples: np.ndarray) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = drained(chunks(samples))[0]
+    return found
+
+
+def test_hours_are_no_single_computation(transcriber: Transcriber) -> None:
+    """Texts of other models have their steps between the pieces; the levels are the same."""
+    minutes = np.random.default_rng(6).normal(0, 1e-6, 11 * 60 * RATE).astype(np.float32)
+    level, pauses = drained(levels(minutes))
+    assert pauses == 2
+    parts = [
+        drained(levels(minutes[at : at + 300 * RATE]))[0] for at in range(0, 660 * RATE, 300 * RATE)
+    ]
+    assert np.array_equal(level, np.concatenate(parts))
+    silent = transcriber.sequential(
+        minutes, DecodingOptions(language="en"), words=False, told=lambda new, upto: None
+    )
+    found, pauses = drained(silent)
+    assert (found.left_out, pauses) == ([(0.0, 660.0, "inaudible")], 22)
+
+
 def test_nothing_in_nothing(transcriber: Transcriber) -> None:
     assert transcriber.transcribe(np.empty(0, np.float32)).text == ""
-    assert chunks(np.zeros(0, np.float32)) == []
-    assert chunks(np.zeros(160_000, np.float32)) == []
+    assert cut(np.zeros(0, np.float32)) == []
+    assert cut(np.zeros(160_000, np.float32)) == []
 
 
 @pytest.mark.parametrize(
@@ -341,12 +374,13 @@ def test_what_is_left_out_lies_between_what_is_said(transcriber: Transcriber) ->
 def test_spans_hold_the_loud_and_leave_the_quiet() -> None:
     quiet = np.random.default_rng(0).normal(size=32_000).astype(np.float32) * 1e-3
     loud = np.random.default_rng(1).normal(size=48_000).astype(np.float32) * 0.1
-    found = speech_spans(np.concatenate([quiet, loud, quiet, loud, quiet]))
+    whole = np.concatenate([quiet, loud, quiet, loud, quiet])
+    found = speech_spans(whole, drained(levels(whole))[0])
     assert len(found) == 2
     for (begin, end), wanted in zip(found, ((32_000, 80_000), (112_000, 160_000)), strict=True):
         assert wanted[0] - 8_000 < begin <= wanted[0]
         assert wanted[1] <= end < wanted[1] + 8_000
-    long = chunks(np.tile(np.concatenate([loud] * 5 + [quiet[:1600]]), 6))
+    long = cut(np.tile(np.concatenate([loud] * 5 + [quiet[:1600]]), 6))
     assert all(0 < end - begin <= 480_000 for begin, end in long)
     assert all(one[1] <= other[0] for one, other in pairwise(long))
 

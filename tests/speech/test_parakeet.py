@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,40 @@ def test_sounds_side_by_side_are_as_alone(tdt: Path) -> None:
                     found[i] = end.value
         made.jobs.turn()
     assert [found[i] for i in range(len(sounds))] == alone
+
+
+def test_a_fault_in_one_window_is_of_its_sound(tdt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = open_transcriber(str(tdt), 2, "exact")
+    sounds = [sound(1, 4), sound(2, 3)]
+    wanted = made.transcribe(sounds[1])
+    network = made.jobs.network
+    real = network.hear
+
+    def hear(samples: np.ndarray[Any, Any], window: int) -> Iterator[None]:
+        for slice in real(samples, window):
+            yield slice
+            if len(samples) == len(sounds[0]):
+                raise ValueError("broken")
+
+    monkeypatch.setattr(network, "hear", hear)
+    broken, whole = (
+        made.sequential(one, DecodingOptions(), words=False, told=lambda new, upto: None)
+        for one in sounds
+    )
+    ends: list[Any] = []
+    begin = time.monotonic()
+    walks = [broken, whole]
+    while walks:
+        assert time.monotonic() - begin < 60
+        for walk in list(walks):
+            try:
+                next(walk)
+            except (StopIteration, ValueError) as end:
+                walks.remove(walk)
+                ends.append(end.value if isinstance(end, StopIteration) else str(end))
+        made.jobs.turn()
+    assert sorted(ends, key=str) == sorted(["broken", wanted], key=str)
+    assert len(made.jobs.free_windows) == network.windows
 
 
 def test_silence_is_left_out(tdt: Path) -> None:

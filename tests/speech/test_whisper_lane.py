@@ -31,7 +31,7 @@ from tiny.kept import Kept
 
 from .whisper_parts import sound
 
-FAST = Supervision(hang=15.0, late=1.0, stacks=0.5, back_off=0.1)
+PATIENT = Supervision(late=300.0, hang=300.0, start=300.0, stacks=0.5, back_off=0.1)
 SHARED: dict[str, Any] = {
     "device": "cpu",
     "threads": 1,
@@ -81,7 +81,7 @@ def spoken(transcriber: Transcriber, number: int) -> list[Any]:
 @pytest.fixture
 async def group(texts: Path, folder: Path, ears: Path) -> AsyncIterator[EngineGroup]:
     models = [chosen(texts, "text"), chosen(folder, "whisper", "whisper-1"), chosen(ears, "ears")]
-    group = await EngineGroup.start(models, supervision=FAST)
+    group = await EngineGroup.start(models, supervision=PATIENT)
     yield group
     await group.close()
 
@@ -106,15 +106,14 @@ async def tokens(engine: Any, prompt: str) -> list[int]:
     return (await engine.generate(prompt, GREEDY)).outputs[0].token_ids
 
 
-async def everything(group: EngineGroup, *, dies: bool = False) -> dict[str, list[Any]]:
-    """The answers of all models, at once. `dies`: errors of an engine that died are answers."""
+async def everything(group: EngineGroup) -> dict[str, list[Any]]:
+    """The answers of all models, at once."""
     text, whisper, ears = group.members.values()
     numbers = range(len(SOUNDS))
     made = await asyncio.gather(
         *(heard(begun(whisper, number)) for number in numbers),
         *(heard(begun(ears, number)) for number in numbers),
         *(tokens(text, prompt) for prompt in PROMPTS),
-        return_exceptions=dies,
     )
     return {"whisper": made[:2], "moonshine": made[2:4], "text": made[4:]}
 
@@ -136,22 +135,27 @@ async def test_all_answer_as_alone(group: EngineGroup, alone: dict[str, list[Any
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_each_has_one_answer_if_the_engine_dies(
-    group: EngineGroup, alone: dict[str, list[Any]], how: int
+    group: EngineGroup, alone: dict[str, list[Any]], how: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed, or stopped, which its silence shows: what was not seen comes from the next one, or,
-    on a machine where that one takes its time, an error does."""
-    slow = group.phases["total"] > 8
-    waiting = asyncio.ensure_future(everything(group, dies=True))
-    await asyncio.sleep(0.05)
+    """Killed, or stopped, which its silence shows: what was not seen comes from the next one."""
+    # Texts wait for the next one as long as this busy machine takes to start it.
+    monkeypatch.setattr("headrace.engine.clients.async_engine.WAIT_FOR_NEXT", 300.0)
+    steps = [member.stats.step for member in group.members.values()]
+    waiting = asyncio.ensure_future(everything(group))
+    while [member.stats.step for member in group.members.values()] == steps:
+        await asyncio.sleep(0.01)
     pid = group.first.engine_pid
     assert pid is not None
     os.kill(pid, how)
-    found = await waiting
-    for name, answers in found.items():
-        for answer, wanted in zip(answers, alone[name], strict=True):
-            assert answer == wanted or (slow and isinstance(answer, EngineDead))
-    while not group.first.health().ready:
-        await asyncio.sleep(0.05)
+    if how == signal.SIGSTOP:
+        state = Path(f"/proc/{pid}/stat")
+        while state.read_text().rpartition(")")[2].split()[0] != "T":
+            await asyncio.sleep(0.01)
+        channel = group._supervisor._channel
+        assert channel is not None
+        channel.flush()
+        channel.received_at -= 1e6
+    assert await waiting == alone
     assert await everything(group) == alone
     assert group.first.engine_pid != pid
     assert [member.health().restarts for member in group.members.values()] == [1, 1, 1]
@@ -161,7 +165,7 @@ async def test_each_has_one_answer_if_the_engine_dies(
 async def test_it_comes_and_goes_while_text_is_served(
     texts: Path, folder: Path, ears: Path, alone: dict[str, list[Any]]
 ) -> None:
-    group = await EngineGroup.start([chosen(texts, "text")], supervision=FAST)
+    group = await EngineGroup.start([chosen(texts, "text")], supervision=PATIENT)
     try:
         text = group.first
         for name, where in (("whisper", folder), ("moonshine", ears)):

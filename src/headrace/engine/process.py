@@ -71,15 +71,21 @@ def run(channel: Channel, arguments: Namespace, leave: ExitStack) -> None:
     def phase(name: str, seconds: float) -> None:
         channel.send(messages.Phase(name, seconds))
 
-    def opened(wire: WireFiles, options: EngineOptions) -> ModelFiles:
+    def open_files(wire: WireFiles, options: EngineOptions) -> ModelFiles:
+        """Open the files of a message; later models are opened in threads of their own."""
         if wire.arch is None:
             hearing = import_module("headrace.engine.hearing.opening")  # Text does without it.
             heard: ModelFiles = hearing.open_hearing(Path(wire.path), options)
             return heard
         files = wire.open()
         if files.format == "gguf":
-            begin = time.monotonic()
             files = replace(files, opened=gguf_of(files))  # Its header is wanted more than once.
+        return files
+
+    def opened(wire: WireFiles, options: EngineOptions) -> ModelFiles:
+        begin = time.monotonic()
+        files = open_files(wire, options)
+        if files.format == "gguf":
             phase("read_header", time.monotonic() - begin)
         return files
 
@@ -91,7 +97,7 @@ def run(channel: Channel, arguments: Namespace, leave: ExitStack) -> None:
     come_back()
     channel.send(models.ready())
     models.core.announce = lambda seconds: channel.send(messages.Busy(seconds))
-    serve(channel, models, opened)
+    serve(channel, models, open_files)
 
 
 def serve(channel: Channel, models: Models, opened: OpenFiles) -> None:

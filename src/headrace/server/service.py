@@ -292,7 +292,7 @@ class Service:
             found: Service | None = self.residents.at_rest(name)
             if found is not None:
                 return found
-        if name and len(self.models) > 1:
+        if name and self.models != [self]:
             for spelt in (name, name.removesuffix(":latest")):
                 for one in self.models:
                     if spelt in one.names or one.adapter(spelt):

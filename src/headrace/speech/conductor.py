@@ -156,8 +156,15 @@ class Conductor:
         job = min(self._jobs, key=lambda job: job.share.counted)
         self._least = job.share.counted
         begin = self._clock()
-        if next(self._wishes[job][1], self) is self:
-            self._go_on(job)
+        try:
+            over = next(self._wishes[job][1], self) is self
+        except Exception as error:  # noqa: BLE001 - of this window; its slot holds no answer
+            job.error = error
+            job.walk.close()
+            self._end(job)
+        else:
+            if over:
+                self._go_on(job)
         job.share.charge(self._clock() - begin)
 
     def take(self, deltas: list[SequenceDelta]) -> None:

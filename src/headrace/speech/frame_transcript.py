@@ -84,13 +84,18 @@ class FrameTranscriber(Transcriber):
         if pauses is None and len(samples) <= WINDOW:
             spans = [(0, len(samples))]
         else:
-            spans = chunks(samples, pauses or USUAL_PAUSES)
+            spans = yield from chunks(samples, pauses or USUAL_PAUSES)
         done = 0
         for begin, end in [*spans, (len(samples), len(samples))]:
             if begin > done:
                 transcript.leave_out(done, begin, "quiet")
             done = end
-        audible = [(a, b) for a, b in spans if a < b and np.abs(samples[a:b]).max() > INAUDIBLE]
+        audible = []
+        for number, (begin, end) in enumerate(spans):
+            if begin < end and np.abs(samples[begin:end]).max() > INAUDIBLE:
+                audible.append((begin, end))
+            if number % 16 == 15:
+                yield  # Hours are not one computation.
         for begin, end in sorted(set(spans) - set(audible)):
             if begin < end:
                 transcript.leave_out(begin, end, "inaudible")

@@ -183,6 +183,7 @@ class Transcriber:
             if np.abs(window).max() <= INAUDIBLE:
                 transcript.leave_out(seek, end, "inaudible")
                 seek = end
+                yield  # Hours of silence are not one computation.
                 continue
             wanted = [WindowWanted(window, before, place)]
             spoken, said = Utterance(), list[Word]()
@@ -220,7 +221,7 @@ class Transcriber:
     ) -> Generator[None, None, Transcript]:
         """Yield until its chunks have been decoded, many at the same time."""
         transcript = Transcript(options.language or "", len(samples) / RATE)
-        spans = chunks(samples, pauses)
+        spans = yield from chunks(samples, pauses)
         done = 0
         for begin, end in [*spans, (len(samples), len(samples))]:
             if begin > done:

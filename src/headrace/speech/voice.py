@@ -9,6 +9,8 @@ seconds.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,18 +19,36 @@ from .pauses import USUAL_PAUSES, Pauses
 
 _FRAME = 480
 _FRAME_SECONDS = _FRAME / RATE
+_PIECE = 10_000
+"""Frames, five minutes of them, whose levels are computed at a time."""
+
+
+def levels(
+    samples: npt.NDArray[np.float32],
+) -> Generator[None, None, npt.NDArray[np.float64]]:
+    """Return the level of each frame of 30 ms, in dB; yield between five minutes and the next, for
+    others to compute."""
+    count = len(samples) // _FRAME
+    level = np.empty(count)
+    for first in range(0, count, _PIECE):
+        if first:
+            yield
+        last = min(count, first + _PIECE)
+        frames = samples[first * _FRAME : last * _FRAME].reshape(-1, _FRAME)
+        power = np.einsum("ij,ij->i", frames, frames, dtype=np.float64) / _FRAME
+        level[first:last] = 10 * np.log10(power + 1e-10)
+    return level
 
 
 def speech_spans(
-    samples: npt.NDArray[np.float32], pauses: Pauses = USUAL_PAUSES
+    samples: npt.NDArray[np.float32],
+    level: npt.NDArray[np.float64],
+    pauses: Pauses = USUAL_PAUSES,
 ) -> list[tuple[int, int]]:
-    """Return the first sample of each stretch with speech, and the one after its last."""
-    count = len(samples) // _FRAME
-    if not count:
+    """Return the first sample of each stretch with speech, and the one after its last. `level`: of
+    each frame (`levels`)."""
+    if not len(level):
         return []
-    frames = samples[: count * _FRAME].reshape(count, _FRAME)
-    power = np.einsum("ij,ij->i", frames, frames, dtype=np.float64) / _FRAME
-    level = 10 * np.log10(power + 1e-10)
     floor = max(
         min(np.quantile(level, 0.1) + 18 * pauses.threshold, np.quantile(level, 0.95) - 6), -55.0
     )
@@ -48,11 +68,12 @@ def speech_spans(
 
 def chunks(
     samples: npt.NDArray[np.float32], pauses: Pauses = USUAL_PAUSES
-) -> list[tuple[int, int]]:
-    """Return stretches of at most 30 s that contain all of the speech, in order, without
-    overlap."""
+) -> Generator[None, None, list[tuple[int, int]]]:
+    """Return stretches of at most 30 s that contain all of the speech, in order, without overlap;
+    yield as `levels`."""
+    level = yield from levels(samples)
     found: list[tuple[int, int]] = []
-    for begin, end in speech_spans(samples, pauses):
+    for begin, end in speech_spans(samples, level, pauses):
         begin = max(begin, found[-1][1]) if found else begin
         while end - begin > WINDOW:
             cut = _quietest(samples, begin + WINDOW - 5 * RATE, begin + WINDOW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -21,6 +22,7 @@ from .records import HeardSegment, HearOptions, SoundEnd
 if TYPE_CHECKING:
     from ...speech.transcript import Segment, Transcriber, Transcript
 
+log = logging.getLogger("headrace.engine")
 Floats = npt.NDArray[np.float32]
 DeskNews = HeardSoFar | HearingLoad | Refused
 BEAT_SECONDS = 0.5
@@ -143,11 +145,10 @@ class Desk:
             self._refuse(sound.wanted, fault)
 
     def _refuse(self, wanted: Hear, fault: Exception) -> None:
-        error = (
-            fault
-            if isinstance(fault, HeadraceError)
-            else EngineFault(f"hearing failed: {type(fault).__name__}")
-        )
+        error = fault
+        if not isinstance(error, HeadraceError):
+            log.error("a sound could not be transcribed", exc_info=fault)
+            error = EngineFault(f"hearing failed: {type(fault).__name__}")
         self._told.append(Refused(wanted.request_id, WireError.of(error)))
 
     def _pieces(self, wanted: Hear, segments: list[Segment]) -> list[HeardSegment]:

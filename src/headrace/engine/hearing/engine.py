@@ -39,8 +39,6 @@ may add. That is 1.8 GB of samples on the disk of temporary files. One key may t
 HANG_SECONDS = 20.0
 """Silence after which a process that only hears is taken to hang: a step is a slice of a window,
 and a live speaker waits for it."""
-WAIT_FOR_NEXT = 30.0
-"""Seconds within which a next process must be expected for a sound to wait for it."""
 
 
 class Payload:
@@ -315,7 +313,11 @@ class HearingEngine:
         held, self._held = self._held, []
         for hearing in held:
             hearing.tries += 1
-            self._send(hearing.wanted)
+            try:
+                self._send(hearing.wanted)
+            except EngineDead as error:
+                hearing.tell(error)
+                self._end(hearing, error.code or error.type)
 
     def _heard(self, news: HeardSoFar) -> None:
         hearing = self._sounds.get(news.request_id)
@@ -334,20 +336,21 @@ class HearingEngine:
             self._end(hearing, "heard")
 
     def down(self, kind: str, error: EngineDead) -> None:
-        """Handle the end of the engine process: sounds wait for the next, once, if that is soon.
-        Segments already sent are not sent again: a window's text depends on its samples alone."""
+        """Handle the end of the engine process: sounds wait for the next, once, however long its
+        start takes. Segments already sent are not sent again: a window's text depends on its
+        samples alone."""
         self.metrics.failed(kind)
-        soon = self._supervisor.retry_after < WAIT_FOR_NEXT and self._supervisor.alive
+        coming = self._supervisor.alive
         for hearing in list(self._sounds.values()):
             if hearing in self._held:
                 continue
-            if soon and hearing.tries == 1 and not self._draining and kind != "start":
+            if coming and hearing.tries == 1 and not self._draining and kind != "start":
                 self._held.append(hearing)
             else:
                 hearing.tell(error)
                 self._end(hearing, error.code or error.type)
         self._forget_process(error)
-        if not soon:
+        if not coming:
             self.end_all(error)
 
     def end_all(self, error: HeadraceError) -> None:
@@ -428,7 +431,11 @@ class HearingEngine:
         if drain_seconds > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), drain_seconds)
-        self.end_all(EngineDead("the engine was closed", retry_after=2.0))
+        error = EngineDead(f"the sound was ended: {why}", retry_after=2.0)
+        for hearing in list(self._sounds.values()):
+            hearing.tell(error)
+            hearing.cancel()  # Of an unloaded model the process goes on, and must not hear on.
+        self.end_all(error)
         if self._removing:
             await asyncio.wait(self._removing)
 

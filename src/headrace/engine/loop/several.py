@@ -50,11 +50,13 @@ class Models:
         self._hear(0, files)
         self._keep_kv = keep_kv
         self._worker = worker
-        self._loaded: SimpleQueue[tuple[WireModel, Loaded | HeadraceError]] = SimpleQueue()
-        """Models whose loading, in threads of their own, has ended."""
+        self._loaded: SimpleQueue[tuple[WireModel, ModelFiles | Loaded | HeadraceError]]
+        self._loaded = SimpleQueue()
+        """Models whose opening or loading, in threads of their own, has ended."""
         self._finishing: deque[tuple[WireModel, ModelFiles, Generator[None, None, Built]]] = deque()
         """Loaded models on their way into the loop."""
-        self._loading: dict[int, ModelFiles] = {}
+        self._loading: dict[int, ModelFiles | None] = {}
+        """Files of the models that are opened (None) or loaded."""
 
     @classmethod
     def start(
@@ -118,19 +120,22 @@ class Models:
     # Models that come and go while others are served
 
     def load(self, model: WireModel, open_files: OpenFiles) -> messages.ModelDone | None:
-        """Begin to load a model, in a thread; `turn` returns the outcome. An answer that is known
-        at once is returned."""
+        """Begin to open and load a model, in threads; `turn` returns the outcome. An answer that is
+        known at once is returned."""
         try:
             if any(controls.recording for controls in self.controls.values()):
                 raise InvalidRequest("a profile of one model is being recorded; end it first")
-            self._begin(model, open_files(model.files, model.options))
+            self._loading[model.number] = None
+            self._aside(model, lambda: open_files(model.files, model.options))
         except Exception as fault:  # noqa: BLE001 - of this model; the others are served on
             self._loading.pop(model.number, None)
             return _not_loaded(model.number, fault)
         return None
 
     def _begin(self, model: WireModel, files: ModelFiles) -> None:
-        coming = [files for _, files, _ in self._finishing] + list(self._loading.values())
+        """Begin to load the weights of a model whose files are open."""
+        coming = [files for _, files, _ in self._finishing]
+        coming += [one for one in self._loading.values() if one is not None]
         beside = self._beside(coming)
         here = hardware().cpu.available + sum(one.memory.taken for one in self.built.values())
         if beside.available is not None:
@@ -139,13 +144,16 @@ class Models:
             model.options, files, self._worker, beside, self.core.executor, aside=True
         )
         self._loading[model.number] = files
-        if THREADS.errand("load-model", self._load, model, wanted) is None:
+        self._aside(model, lambda: _load(wanted, unheard))
+
+    def _aside(self, model: WireModel, work: Callable[[], ModelFiles | Loaded]) -> None:
+        if THREADS.errand("load-model", self._work, model, work) is None:
             raise Overloaded("the system has no thread to load it in", retry_after=10.0)
 
-    def _load(self, model: WireModel, wanted: BuildOrder) -> None:
-        """Load a model's weights, in a thread of its own."""
+    def _work(self, model: WireModel, work: Callable[[], ModelFiles | Loaded]) -> None:
+        """Open or load a model, in a thread of its own."""
         try:
-            found: Loaded | HeadraceError = _load(wanted, unheard)
+            found: ModelFiles | Loaded | HeadraceError = work()
         except HeadraceError as error:
             found = error
         except Exception as fault:
@@ -158,18 +166,28 @@ class Models:
 
     @property
     def busy(self) -> bool:
-        """Whether a loaded model is on its way into the loop."""
-        return bool(self._finishing) or not self._loaded.empty()
+        """Whether `turn`, or a sound, has something to do though no step may follow."""
+        if self._finishing or not self._loaded.empty():
+            return True
+        return any(desk.busy and not self._steps(number) for number, desk in self.desks.items())
 
     def turn(self) -> list[messages.ModelDone]:
         """Do a piece of what is to be done for loaded models; return the outcomes."""
         done = []
         while not self._loaded.empty():
             model, found = self._loaded.get()
+            if isinstance(found, ModelFiles):
+                try:
+                    self._begin(model, found)
+                except Exception as fault:  # noqa: BLE001 - as below
+                    self._loading.pop(model.number)
+                    done.append(_not_loaded(model.number, fault))
+                continue
             files = self._loading.pop(model.number)
             if isinstance(found, HeadraceError):
                 done.append(messages.ModelDone(model.number, error=WireError.of(found)))
             else:
+                assert files is not None, "what is loaded was opened"
                 self._finishing.append((model, files, _finish(found, files)))
         if not self._finishing:
             return done
@@ -204,9 +222,12 @@ class Models:
             return messages.ModelDone(number)
         return messages.ModelDone(number, error=WireError.of(error))
 
+    def _steps(self, number: int) -> bool:
+        return self.core.lanes[number].has_work
+
     def _works(self, number: int) -> bool:
         desk = self.desks.get(number)
-        return self.core.lanes[number].has_work or (desk is not None and desk.busy)
+        return self._steps(number) or (desk is not None and desk.busy)
 
     def ready(self) -> Ready:
         """Return the first model's message, with the others'."""

@@ -47,10 +47,10 @@ class HearingRoutes:
     async def transcribe(self, request: Request, task: str) -> Response:
         """Answer a form with a sound file, whole or as a stream."""
         self.service.check_open(request.scope)
-        if len(self.service.models) == 1:
+        if self.service.models == [self.service]:
             self.engine.check_open()
         data, form = await read_form(request, LIMITS.bytes)
-        ears = self if not form.model else (await chosen(self.service, form.model)).ears
+        ears = (await chosen(self.service, form.model or self.service.name)).ears
         assert isinstance(ears, HearingRoutes)
         return await ears._answer(request, task, data, form)
 

@@ -51,8 +51,8 @@ class UpgradeNeeded(InvalidRequest):
 async def realtime(request: Request) -> Response:
     """Open a transcription session."""
     service = of(request)
-    name = request.query_params.get("model")
-    ears = (await chosen(service, name) if name else hearing(service)).ears
+    name = request.query_params.get("model") or hearing(service).name
+    ears = (await chosen(service, name)).ears
     if "headrace.socket" not in request.scope:
         raise UpgradeNeeded(
             "a session needs a websocket; where the client asked for one, the server lacks the "
