@@ -66,9 +66,10 @@ class WalkRunner:
         self._jobs: dict[WalkUnderWay[Any], _Pending] = {}
         self._owners: dict[str, WalkUnderWay[Any]] = {}
         """Jobs by the names of their requests under way."""
-        self._opened = False
-        """Whether a window was lent since the last step. Its features take 20 ms of the loop, so a
-        second one waits for the next step: other models' texts do not wait for all of them."""
+        self._lent = [False, False]
+        """Whether a sound's first window was lent since the last step, and whether a later one was.
+        Features of a window take 20 ms of the loop, so more wait for the next step: other models'
+        texts do not wait for all of them, and a new sound for no long one."""
 
     @property
     def free_windows(self) -> int:
@@ -82,9 +83,11 @@ class WalkRunner:
         return SoundShare(f"{next(self._sounds)}")
 
     def lend(self, share: SoundShare) -> int | None:
-        if self._opened or share.unread or len(self._free) <= RESERVED * (share.windows > 0):
+        another = share.windows > 0
+        later = another or share.old
+        if self._lent[later] or share.unread or len(self._free) <= RESERVED * another:
             return None
-        self._opened = True
+        self._lent[later] = True
         share.windows += 1
         share.unread += 1
         return self._free.pop()
@@ -109,7 +112,7 @@ class WalkRunner:
         self.take(self._core.turn())
 
     def take(self, deltas: list[SequenceDelta]) -> None:
-        self._opened = False
+        self._lent = [False, False]
         for delta in deltas:
             self._take(delta)
 
@@ -176,6 +179,6 @@ class WalkRunner:
                 self._core.abort(name, self._model)
 
     def _end(self, job: WalkUnderWay[Any]) -> None:
-        job.done, self._opened = True, False
+        job.done, self._lent = True, [False, False]
         if self._jobs.pop(job).fresh:
             job.share.unread -= 1
