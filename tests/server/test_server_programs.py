@@ -27,7 +27,7 @@ from headrace.base.several import read_models
 from headrace.engine.programs.engine import ProgramEngine
 from headrace.programs import ProgramLimits
 from headrace.server.app import create_app
-from headrace.server.attaching import attach, attach_text
+from headrace.server.attaching import attach, attach_model
 from headrace.server.body import BodiesInFlight
 from headrace.server.keys import Key, hash_of, new_key, write_keys
 from headrace.server.residents import Residents
@@ -377,7 +377,7 @@ async def test_a_program_and_a_model_do_not_share_a_name(engine: ProgramEngine) 
     service = create_app(None, ServerOptions(served_name="one")).state.service
     attach(service, FakeEngine(), engine)  # type: ignore[arg-type]
     group = SimpleNamespace(chosen=read_models(["one"], EngineOptions()))
-    residents = Residents(service, group, attach_text)  # type: ignore[arg-type]
+    residents = Residents(service, group, attach_model)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="'log' is a program of this server"):
         await residents.load("two:name=log")
 
