@@ -1,6 +1,11 @@
 """The CPU kernels at a model's shapes, as shares of ceilings measured in the same run.
 
     python benchmarks/cpu_kernels.py [--threads 2] [--rounds 7] [--json out.json]
+    python benchmarks/cpu_kernels.py --beside OTHER/.venv/bin/python [--turns 5] [--json out.json]
+
+The second form runs the whole steps by this Python and by that of another checkout, processes in
+turns, and prints the medians of the ratios within turns.
+
 
 Products of the default model at 1, 8, 32 and 512 rows, attention, and the recorded whole step.
 Before each measurement of a round the two ceilings are measured: bytes a second read from the
@@ -16,6 +21,9 @@ import argparse
 import json
 import platform
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -198,16 +206,46 @@ def _plan(worker: Worker, entries: list[tuple[int, int]]) -> StepPlan:
     return StepPlan(1, list(range(len(entries))), starts, counts, [True] * len(entries))
 
 
+def beside(other: str, threads: int, rounds: int, turns: int) -> dict[str, list[dict[str, float]]]:
+    """Best milliseconds of each whole step, `ours` and `theirs`, a dictionary for each turn."""
+    found: dict[str, list[dict[str, float]]] = {"ours": [], "theirs": []}
+    for turn in range(turns):
+        pair = [("theirs", other), ("ours", sys.executable)]
+        for name, python in pair if turn % 2 == 0 else pair[::-1]:
+            with tempfile.NamedTemporaryFile(suffix=".json") as file:
+                command = [python, __file__, "--steps", "--json", file.name]
+                command += ["--threads", str(threads), "--rounds", str(rounds)]
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                rows = json.loads(Path(file.name).read_text())["results"]
+            best = {f"{r['what']}, {r['rows']} rows": 1e3 * r["best_seconds"] for r in rows}
+            found[name].append({what: round(value, 2) for what, value in best.items()})
+        for what, ours in found["ours"][-1].items():
+            theirs = found["theirs"][-1][what]
+            print(f"{turn}  {what:36} {ours:9.2f} ms, theirs {theirs:9.2f}: x{ours / theirs:.3f}")
+    for what in found["ours"][0]:
+        ratios = [a[what] / b[what] for a, b in zip(found["ours"], found["theirs"], strict=True)]
+        print(f"median {what:36} x{statistics.median(ratios):.3f} of their time")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--no-model", action="store_true", help="kernels only")
+    parser.add_argument("--steps", action="store_true", help="whole steps only")
+    parser.add_argument("--beside", metavar="PYTHON", help="of another checkout's environment")
+    parser.add_argument("--turns", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    if arguments.beside:
+        found = beside(arguments.beside, arguments.threads, arguments.rounds, arguments.turns)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        return
     team = Team(arguments.threads)
-    results = products(team, arguments.rounds)
+    results = [] if arguments.steps else products(team, arguments.rounds)
     if not arguments.no_model:
         results += whole_steps(arguments.threads, arguments.rounds)
     print(

@@ -527,9 +527,9 @@ def test_a_comparison_that_cannot_be_is_said(
 ) -> None:
     """With a late client, or interrupted early: which runs, why, and where they are kept."""
     late, early = noisy(0.1, 1), noisy(0.1, 2)
-    late["valid"] = False
+    late |= {"valid": False, "findings": [{"text": "the client was late"}]}
     for pairs, said in (
-        ([(early, early), (early, late)], "1 of 4 runs were invalid (1-b)"),
+        ([(early, early), (early, late)], "1 of 4 runs were invalid (1-b): the client was late"),
         ([(early, early)], "interrupted after 1 of 5 pairs"),
         ([], "interrupted after 0 of 5 pairs"),
     ):
