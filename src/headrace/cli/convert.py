@@ -13,6 +13,7 @@ from rich.console import Console
 
 from ..base.config import DEFAULT_MODEL, EngineOptions
 from ..base.errors import OptionError
+from ..base.extras import needing_torch
 from ..factory.convert import TARGETS, Converting, ConvertWish
 from .progress import DownloadBars
 
@@ -47,7 +48,8 @@ def convert(
         raise OptionError(f"to must be one of {', '.join(TARGETS)}, not {to!r}", param="to")
     console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
     engine = EngineOptions(model=model, cache_dir=cache_dir, offline=offline)
-    with DownloadBars(sys.stderr, enabled=not as_json) as bars:
+    bars = DownloadBars(sys.stderr, enabled=not as_json)
+    with bars, needing_torch(lambda: "this conversion"):
         planned = Converting(ConvertWish(engine, to, out, lossy), bars)
         report = planned.run(dry=dry_run)
     made = report["proof"] is not None

@@ -19,7 +19,6 @@ from ..loader.safetensors_file import SIZES
 from ..loader.weight_source import read_weight
 from ..loader.weights import load_weights
 from ..quant.ggml_types import BY_NAME, DENSE
-from ..quant.rows import unpack, weights_of
 from ..quantise.blocks import FORMATS, Fitted
 from ..quantise.coded import Coding, stored_as
 from ..quantise.exact import OnGrid, exact
@@ -186,6 +185,8 @@ def held_of(weight: Any) -> OnGrid:
     if isinstance(weight, np.ndarray):
         return OnGrid(floats(weight).reshape(len(weight), -1).astype(np.float32))
     if isinstance(weight, BlockWeight):
+        from ..quant.rows import unpack, weights_of  # Local: torch.
+
         packed = unpack(weight)
         scales, offsets = (host(one) for one in (packed.scales, packed.offsets) if one is not None)
         return OnGrid(host(weights_of(packed)), *_turned(scales, offsets))
