@@ -161,7 +161,11 @@ PATHS: dict[str, tuple[str, ...]] = {
         "cli/test_cli_replay.py::test_an_answer_is_recorded_and_proved_again",
         "cli/test_cli_roofline_hearing.py::test_the_command",
         "cli/test_top.py::test_once_against_a_real_server_and_none",
-        "docs/test_examples.py",
+        "docs/test_examples.py::test_a_program",
+        "docs/test_examples.py::test_a_command"
+        "[docs/cli.md headrace plan MODEL --devices 8xH100 --command vllm]",
+        "docs/test_examples.py::test_a_command"
+        "[docs/split.md headrace simulate MODEL --replicas 4 --prefill 2 --handover pays]",
     ),
     "the bench, the roofline and the planner": (
         "bench/test_harness.py::test_latencies_are_found",
