@@ -8,7 +8,7 @@ import pytest
 
 from headrace.base.errors import EngineFault
 from headrace.base.graph import AttentionSpec, Graph
-from headrace.base.groups import block_bytes, graph_groups
+from headrace.base.groups import block_bytes, cross_groups, graph_groups
 from headrace.base.slices import slices
 from headrace.base.verify import verify
 from headrace.models.whisper import WhisperArch, describe_decoder, describe_encoder
@@ -22,7 +22,8 @@ def test_what_the_encoder_writes_is_what_the_decoder_reads() -> None:
         for node in describe_encoder(ARCH).nodes
         if node.kind == "write" and isinstance(node.spec, AttentionSpec)
     ]
-    own, cross = graph_groups(describe_decoder(ARCH), "int8")
+    (own,) = graph_groups(describe_decoder(ARCH), "int8")
+    (cross,) = cross_groups(describe_decoder(ARCH), "int8", 1)
     assert list(cross.layers) == written == [3, 4]
     assert (own.kind, cross.kind) == ("full", "cross")
     assert block_bytes(own, 16) == block_bytes(cross, 16) == 16 * 2 * 2 * 2 * (64 + 2)
@@ -36,9 +37,11 @@ def test_no_tensor_is_two_things() -> None:
     assert decoder["model.decoder.embed_positions.weight"] == (448, 128)
 
 
-def test_a_run_may_stop_after_each_layer() -> None:
+def test_a_run_may_stop_after_each_layer_and_each_k_and_v_that_is_written() -> None:
     graph = describe_encoder(ARCH)
-    assert len(slices(graph)) == 2 + ARCH.encoder_layers
+    *firsts, end = slices(graph)
+    assert len(firsts) == 1 + ARCH.encoder_layers + ARCH.decoder_layers
+    assert end == len(graph.nodes)
 
 
 def test_attention_across_reads_what_others_write() -> None:
