@@ -2,6 +2,7 @@
 #pragma once
 #include "entries.h"
 #include "panel_pairs.h"
+#include "passes.h"
 #include "target.h"
 
 namespace {

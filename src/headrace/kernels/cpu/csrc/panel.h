@@ -6,8 +6,9 @@
 // for 1,024 operations: no kernel with groups of 32 passes 80 % of the integer peak. With
 // minima (Q4_K) or two groups a unit (Q6_K) it is 11 cycles and 73 %. Conversions, shifts and
 // the decoding of codes go to the other two ports and are free from about six rows on: up to kWide
-// rows stay in registers over one panel. More rows pass over it again while it lies in L2, or meet
-// decoded panels (panel_pairs.h) where a level multiplies bytes in one operation.
+// rows stay in registers over one panel. More rows pass over it again while it lies in L2. Where a
+// level multiplies bytes in one operation, four to eight rows take two panels (panel_twins.h), and
+// more than kWide meet decoded ones (panel_pairs.h).
 //
 // Memory. A unit is 288 to 544 bytes. One row spends about 20 cycles on it, 15 to 25 bytes a
 // cycle and core, several times what memory gives; eight rows spend 80 and still want 4 to 7, so
@@ -179,19 +180,6 @@ HR_INLINE void panel_rows(Panel panel, int blocks, Rows x, Ahead ahead, F* acc) 
   }
 }
 
-// M rows by `panels` panels, kGroup at most; sums[m][kGroup][16].
-template <class Q, int M, Fetch kFetch>
-__attribute__((noinline)) void group_rows(Panel panel, int panels, int blocks, Rows x, Ahead ahead,
-                                          float* sums) {
-  for (int p = 0; p < panels; ++p, sums += HR_PANEL) {
-    F acc[M];
-    panel_rows<Q, M, kFetch>(panel, blocks, x, ahead, acc);
-    for (int m = 0; m < M; ++m) f_store(sums + m * kSums, acc[m]);
-    panel.data += static_cast<int64_t>(blocks) * Q::format.block_bytes();
-    panel.low += static_cast<int64_t>(blocks) * Q::format.units() * Q::format.low_bytes;
-  }
-}
-
 template <class Q>
 HR_INLINE Panel panel_of(const HrPart& part, int64_t panel) {
   constexpr hr::Format f = Q::format;
@@ -201,34 +189,6 @@ HR_INLINE Panel panel_of(const HrPart& part, int64_t panel) {
     low = part.low ? part.low + panel * blocks * f.units() * f.low_bytes
                    : part.data + hr::low_at(f, part.out, part.in, panel);
   return {part.data + panel * blocks * f.block_bytes(), low};
-}
-
-// One pass: rows [row, row + m) by `panels` panels of `part` from `panel` on. `pass` counts from
-// zero: later ones find the panels in L2 and fetch as many of the next.
-template <class Q>
-HR_INLINE void pass_rows(const HrQuantised& activations, const HrPart& part, int64_t panel,
-                         int panels, int64_t row, int m, int pass, int passes, float* sums) {
-  constexpr hr::Format f = Q::format;
-  const int blocks = part.in / f.span;
-  const int64_t all = static_cast<int64_t>(panels) * blocks;
-  const Panel data = panel_of<Q>(part, panel);
-  const Rows x = rows_from(activations, row);
-  const Ahead ahead{all * f.block_bytes(), all * f.units() * f.low_bytes, pass - 1, passes - 1};
-#define HR_CASE(M)                                                                      \
-  case M:                                                                               \
-    if (M < kFew && !hr::fetching.few)                                           \
-      return group_rows<Q, M < kFew ? M : 1, kHardware>(data, panels, blocks, x, ahead, \
-                                                        sums);                          \
-    if (pass == 0 || M < 6)                                                             \
-      return group_rows<Q, M, kOwn>(data, panels, blocks, x, ahead, sums);              \
-    return group_rows<Q, M < 6 ? 6 : M, kNext>(data, panels, blocks, x, ahead, sums);
-  switch (m) {
-    HR_CASE(1) HR_CASE(2) HR_CASE(3) HR_CASE(4) HR_CASE(5) HR_CASE(6)
-#if HR_LEVEL >= 3
-    HR_CASE(7) HR_CASE(8) HR_CASE(9) HR_CASE(10) HR_CASE(11) HR_CASE(12)
-#endif
-  }
-#undef HR_CASE
 }
 
 }  // namespace

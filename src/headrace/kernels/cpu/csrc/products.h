@@ -19,6 +19,7 @@ HR_INLINE int64_t run_of(const HrPart& part, int64_t rows, int threads) {
   int64_t run = (rows > kWide ? kInL2 : kRun) / hr::panel_bytes(part.kind, part.in);
   if (run > fair) run = fair;
   if (rows > kWide && run > kGroup) run = kGroup;
+  if (rows > kFew && part.kind < HR_F32 && fair > 1) run = run < 2 ? 2 : run - run % 2;  // panel_twins.h
   if (rows <= kStreamed && part.kind >= HR_F32) {
     // Whole tiles, and as few as one for each thread.
     if (run < kStreams && hr::panel_count(part.out) >= kStreams * threads) run = kStreams;
