@@ -54,7 +54,7 @@ def test_a_ring_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     wake = Wake()
     core = Waiting(wake)
     models: Any = SimpleNamespace(
-        core=core, built={}, desks={}, lender=None, busy=False, tidy=lambda: None, turn=list
+        core=core, built={}, desks={}, lender=None, busy=False, tidy=list, turn=list, step=core.step
     )
     thread = threading.Thread(target=serve, args=(child, models, None), daemon=True)
     thread.start()

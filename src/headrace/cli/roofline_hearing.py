@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -18,31 +18,16 @@ from ..loader.towers import MOST_WINDOWS
 from ..loader.whisper_files import open_whisper
 from ..models.whisper import WhisperArch, describe_decoder, describe_encoder
 from ..roofline.hardware import Hardware
-from ..roofline.slices import least_seconds, part_work
-from ..roofline.step import Floor, StepTime
+from ..roofline.slices import part_work
 from ..speech.finding import find
 
 TOKENS = 100
 """Tokens of a window's text for which the rate is reported: those of English read aloud."""
 BLOCK = 16
 """Positions of a block of KV."""
-
-
-class HearingWork(NamedTuple):
-    """Nodes of one kind: their work, their limit, their predicted time."""
-
-    name: str
-    flops: float
-    bytes: float
-    """Weights, K and V."""
-    floor: Floor
-    seconds: float
-
-    def and_more(self, other: HearingWork) -> HearingWork:
-        """Return the work of both."""
-        floor = Floor(*map(sum, zip(self.floor, other.floor, strict=True)))
-        flops, moved = self.flops + other.flops, self.bytes + other.bytes
-        return HearingWork(self.name, flops, moved, floor, self.seconds + other.seconds)
+Work = dict[str, Any]
+"""Sums of one kind of work: name, flops, bytes (weights, K and V), compute and memory (seconds at
+the limit), seconds (predicted)."""
 
 
 def show_hearing(
@@ -54,94 +39,77 @@ def show_hearing(
     """
     sizes = open_whisper(find(model, offline=True)).arch
     step = token_step(sizes.text, hardware, TOKENS // 2, sizes.frames, batch)
-    window = window_work(sizes, hardware)
-    parts = {
-        "a window of 30 s": window,
-        f"a step of {batch} sounds": step_work(step),
-    }
-    least = least_seconds(one.floor for one in window) + TOKENS * step.limit_seconds / batch
-    seconds = sum(one.seconds for one in window) + TOKENS * step.seconds / batch
-    memory = hearing_memory(sizes, step, window)
+    window = _summed(
+        (one.label, one.flops, one.weight_bytes, *one.floor(hardware)[:2], one.seconds(hardware))
+        for one in part_work(describe_encoder(sizes), sizes.frames, coded=True)
+    )
+    token = _summed(
+        (
+            one.count.operator if one.count.kind == "vector" else one.count.label,
+            one.count.calls * one.count.flops,
+            one.count.calls * (one.count.weight_bytes + one.count.kv_bytes),
+            *one.floor[:2],
+            one.seconds,
+        )
+        for one in step.operators
+    )
+    parts = {"a window of 30 s": window, f"a step of {batch} sounds": token}
+    least = WINDOW / (_limit(window) + TOKENS * _limit(token) / batch)
+    seconds = (sum(one["seconds"] for one in each) for each in parts.values())
+    rate = WINDOW / (next(seconds) + TOKENS * next(seconds) / batch)
+    read = sum(one.count.calls * one.count.weight_bytes for one in step.operators)
+    memory = _memory(sizes, read + sum(one["bytes"] for one in window))
     if plain:
-        found = {name: [_told(one) for one in each] for name, each in parts.items()}
-        rates = {"rtfx": WINDOW / least, "predicted_rtfx": WINDOW / seconds}
-        print(json.dumps({**found, **rates, "tokens": TOKENS, "memory": dict(memory)}))
+        rates = {"rtfx": least, "predicted_rtfx": rate, "tokens": TOKENS}
+        print(json.dumps({**parts, **rates, "memory": memory}))
         return
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("", "GFLOP", "MB", "limit ms", "ms", "bound"):
         table.add_column(column, justify="left" if column in ("", "bound") else "right")
     for name, each in parts.items():
-        limit, predicted = least_seconds(one.floor for one in each), sum(one[-1] for one in each)
-        table.add_row(name, "", "", f"{limit * 1e3:.3f}", f"{predicted * 1e3:.3f}", style="bold")
+        whole = _limit(each), sum(one["seconds"] for one in each)
+        table.add_row(name, "", "", *(f"{one * 1e3:.3f}" for one in whole), style="bold")
         for one in each:
-            told = _told(one)
-            figures = f"{one.flops / 1e9:.3f}", f"{one.bytes / 1e6:.2f}"
-            times = f"{told['limit'] * 1e3:.3f}", f"{one.seconds * 1e3:.3f}"
-            table.add_row(one.name, *figures, *times, str(told["bound"]))
+            bound = "compute" if one["compute"] >= one["memory"] else "bandwidth"
+            times = _limit([one]), one["seconds"]
+            figures = f"{one['flops'] / 1e9:.3f}", f"{one['bytes'] / 1e6:.2f}"
+            table.add_row(one["name"], *figures, *(f"{t * 1e3:.3f}" for t in times), bound)
     console.print(table)
     console.print(
         f"{hardware.name} ({hardware.source}), weights and cross K and V in eight bits\n"
-        f"{WINDOW / seconds:,.0f} seconds of sound a second, at most {WINDOW / least:,.0f}, with "
-        f"{TOKENS} tokens a window; `bench hear --roofline` measures what a server reaches",
+        f"{rate:,.0f} seconds of sound a second, at most {least:,.0f}, with {TOKENS} tokens a "
+        "window; `bench hear --roofline` measures what a server reaches",
         soft_wrap=True,
     )
-    for name, size in memory:
+    for name, size in memory.items():
         console.print(f"{size / 1e6:>9,.1f} MB  {name}")
     console.print("room of windows and sequences is taken when they are first used", style="dim")
 
 
-def window_work(sizes: WhisperArch, hardware: Hardware) -> list[HearingWork]:
-    """Return the work of encoding a whole window."""
-    nodes = part_work(describe_encoder(sizes), sizes.frames, coded=True)
-    return _summed(
-        HearingWork(
-            one.label, one.flops, one.weight_bytes, one.floor(hardware), one.seconds(hardware)
-        )
-        for one in nodes
-    )
-
-
-def step_work(step: StepTime) -> list[HearingWork]:
-    """Return the work of a step of the decoder."""
-    found = []
-    for one in step.operators:
-        count = one.count
-        kept = count.calls * (count.weight_bytes + count.kv_bytes)
-        name = count.label if count.kind != "vector" else count.operator
-        found.append(HearingWork(name, count.calls * count.flops, kept, one.floor, one.seconds))
-    return _summed(found)
-
-
-def hearing_memory(
-    sizes: WhisperArch, step: StepTime, window: list[HearingWork]
-) -> list[tuple[str, int]]:
-    """Return (name, bytes) of the parts of a network in eight bits.
-
-    Room that no window or sequence has used yet is not touched. A process therefore begins with the
-    first two rows and grows by a window and its sequences at a time.
-    """
-    decoder = describe_decoder(sizes)
-    blocks = [math.ceil(rows / BLOCK) for rows in (sizes.frames, sizes.context)]
-    across = group_bytes(cross_groups(decoder, "int8", MOST_WINDOWS * blocks[0]), BLOCK)
-    own = group_bytes(graph_groups(decoder, "int8", SEQUENCES * blocks[1]), BLOCK)
-    weights = sum(one.count.calls * one.count.weight_bytes for one in step.operators)
-    return [
-        ("weights", round(weights + sum(one.bytes for one in window))),
-        (f"cross K and V, {MOST_WINDOWS} windows", across),
-        (f"own K and V, {SEQUENCES} sequences", own),
-    ]
-
-
-def _summed(works: Iterable[HearingWork]) -> list[HearingWork]:
-    """Sum works of one name, in the order of their first."""
-    found: dict[str, HearingWork] = {}
-    for one in works:
-        found[one.name] = found[one.name].and_more(one) if one.name in found else one
+def _summed(figures: Iterable[tuple[str, float, float, float, float, float]]) -> list[Work]:
+    """Sum the figures of one name, in the order of their first."""
+    found: dict[str, Work] = {}
+    for name, *each in figures:
+        kinds = "flops", "bytes", "compute", "memory", "seconds"
+        one = found.setdefault(name, {"name": name, **dict.fromkeys(kinds, 0.0)})
+        for kind, figure in zip(kinds, each, strict=True):
+            one[kind] += figure
     return list(found.values())
 
 
-def _told(one: HearingWork) -> dict[str, Any]:
-    bound = "compute" if one.floor.compute >= one.floor.memory else "bandwidth"
-    figures = one._asdict() | {"limit": max(one.floor), "bound": bound}
-    del figures["floor"]
-    return figures
+def _limit(works: list[Work]) -> float:
+    """Return the least time of these together: both resources are in use all the time."""
+    return max(sum(one[kind] for one in works) for kind in ("compute", "memory"))
+
+
+def _memory(sizes: WhisperArch, weights: float) -> dict[str, int]:
+    """Return the bytes of the parts of a network in eight bits, by name."""
+    decoder = describe_decoder(sizes)
+    across, own = (math.ceil(rows / BLOCK) for rows in (sizes.frames, sizes.context))
+    crossed = cross_groups(decoder, "int8", MOST_WINDOWS * across)
+    kept = graph_groups(decoder, "int8", SEQUENCES * own)
+    return {
+        "weights": round(weights),
+        f"cross K and V, {MOST_WINDOWS} windows": group_bytes(crossed, BLOCK),
+        f"own K and V, {SEQUENCES} sequences": group_bytes(kept, BLOCK),
+    }

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...base.request import Request
     from ..hearing.desk import Desk
     from .lending import Lender
-    from .spoken import Spoken
+    from .spoken import SpokenSounds
 
 log = logging.getLogger("headrace.engine")
 OpenFiles = Callable[[WireFiles, EngineOptions], ModelFiles]
@@ -50,7 +50,7 @@ class Models:
         self.controls = {0: Controls(first, files)}
         self.desks: dict[int, Desk] = {}
         """Sounds of the transcription models."""
-        self.spoken: dict[int, Spoken] = {}
+        self.spoken: dict[int, SpokenSounds] = {}
         """Sounds of the models that speak, whose codec has the lane `codec_of(number)`."""
         self._hear(0, files)
         self._keep_kv = keep_kv

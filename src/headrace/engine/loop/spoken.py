@@ -1,8 +1,8 @@
 """The codec of a language model that speaks, in the loop: a part with a lane of its own.
 
-The model's lane gives each token of a request for a sound to `Spoken.take`; whole frames wait for
-the codec's lane, whose step decodes a slice of one sound's next piece. The samples are outputs of
-the request, which ends with the last of them. The sounds take turns, piece by piece.
+The model's lane gives each token of a request for a sound to `SpokenSounds.take`; whole frames wait
+for the codec's lane, whose step decodes a slice of one sound's next piece. The samples are outputs
+of the request, which ends with the last of them. The sounds take turns, piece by piece.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Piece(NamedTuple):
     last: bool
 
 
-class Spoken:
+class SpokenSounds:
     """The sounds of one model. `turn` alone may run in the worker's thread."""
 
     def __init__(self, codec: Codec, files: VoiceFiles) -> None:
@@ -175,7 +175,7 @@ class Spoken:
 class SpokenPlanner(SlicePlanner):
     """Control plane of the codec's lane."""
 
-    def __init__(self, spoken: Spoken) -> None:
+    def __init__(self, spoken: SpokenSounds) -> None:
         super().__init__(spoken)
         self._spoken = spoken
 
@@ -200,7 +200,7 @@ class SpokenPlanner(SlicePlanner):
 class CodecPart(NamedTuple):
     """The loaded codec of a model."""
 
-    spoken: Spoken
+    spoken: SpokenSounds
     lane: Lane
 
 
@@ -220,7 +220,7 @@ def load_codec(plan: CodecPlan, beside: Executor | None, threads: int) -> CodecP
     samples = codec.stream().push(np.zeros((1, levels), np.int64), last=True)
     if not np.isfinite(samples).all():
         raise ModelFileError("the codec computes no numbers: its weights are damaged")
-    spoken = Spoken(codec, plan.voices)
+    spoken = SpokenSounds(codec, plan.voices)
     executor = InlineExecutor(loaded, beside=other)
     executor.load()
     return CodecPart(spoken, Lane(SpokenPlanner(spoken), executor))
