@@ -152,6 +152,26 @@ def test_a_fault_of_the_codec_is_of_its_sound(part: CodecPart, voices: VoiceFile
     assert b"".join(piece for pieces in made for piece in pieces) == whole(voices, tokens, 3)
 
 
+def test_a_name_that_comes_again_has_nothing_of_the_sound_before(
+    part: CodecPart, voices: VoiceFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLICE_SECONDS", 0.0)
+    core, spoken = EngineCore(part.lane.scheduler, part.lane.executor), part.spoken
+    first, second = (written(random.Random(seed), 4) for seed in (1, 2))
+    for seed, tokens, finish in ((1, first, "abort"), (2, second, "length")):
+        spec = RequestSpec(SamplingParams(), seed=seed, task="sound")
+        spoken.begin(Request("one", [1], spec))
+        spoken.take([SequenceDelta("one", 0, tokens)])
+        assert not core.turn(), "a slice of its first piece"
+        last: Any = finish
+        spoken.take([SequenceDelta("one", 0, [], finish=last)])
+    told = []
+    while core.has_work:
+        told += core.turn()
+    made = [one.output.pieces for one in told if isinstance(one.output, Samples)]
+    assert b"".join(piece for pieces in made for piece in pieces) == whole(voices, second, 2)
+
+
 def test_the_codec_is_in_the_memory_plan(folder: Path) -> None:
     options = EngineOptions(model=str(folder), device="cpu", max_sequences=8, offline=True)
     files = open_model(str(folder))

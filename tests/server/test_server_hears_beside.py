@@ -134,7 +134,7 @@ async def test_a_sound_wakes_the_only_other_model(
 async def test_a_model_with_a_silent_session_does_not_rest(
     app: Application, ears: FakeHearing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor one whose sound is still being decoded."""
+    """A sound that is still being decoded keeps its model, too."""
     first: Service = app.state.service
     rested: list[str] = []
     group = SimpleNamespace(members={1: ears}, chosen={0: None, 1: None})
@@ -195,7 +195,7 @@ async def dropped(message: Message) -> None: ...
 
 
 def test_sounds_of_all_models_have_one_bound(tmp_path: Path) -> None:
-    """Of a server, and of a key."""
+    """A server has one, and so has a key."""
     supervisor = SimpleNamespace(restarts=0, folder=tmp_path)
     group = EngineGroup(supervisor, TaskWatch())  # type: ignore[arg-type]
     chosen = read_models(["one", "two"], EngineOptions())

@@ -21,7 +21,6 @@ from ..base.errors import (
     ShuttingDown,
 )
 from ..base.sampling import SamplingParams
-from ..base.shares import Shares
 from ..engine.clients.input import default_sampling
 from ..obs.loopwatch import LoopWatch
 from ..obs.spans import Spans
@@ -57,8 +56,6 @@ UNBROKEN_OF_A_TOKEN = 4
 accepted."""
 KEEP_ALIVE = 15.0
 """Seconds of silence after which a stream begins with a comment, or sends another one."""
-MOST_SESSIONS = 128
-"""Maximum live sessions of a server; one key may have half of them."""
 DRAIN_RETRY = 2.0
 """Seconds after which a client of a draining server should retry (elsewhere)."""
 
@@ -93,8 +90,6 @@ class Service:
         self.hands = Hands()
         self.decoders = Decoders()
         self.bodies = BodiesInFlight()
-        self.sessions = Shares(MOST_SESSIONS, "as many sessions are open as are allowed")
-        """Live transcription sessions of all models."""
         self._long_text = asyncio.Semaphore(1)
         self.spans = Spans(options.otlp_endpoint) if options.otlp_endpoint else None
         """Writer of traces; None: they are off and cost nothing."""

@@ -26,7 +26,7 @@ _MOST = {"sampling_rate": 192_000, "decoder_dim": 4_096, "codebook_size": 65_536
 KERNEL = 7
 """Rows of a convolution within a width."""
 DILATIONS = 1, 3, 9
-"""Of the residual units of a block."""
+"""Dilations of the residual units of a block."""
 _PARTS = (
     (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
     (".weight_g", ".weight_v"),

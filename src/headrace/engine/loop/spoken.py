@@ -36,7 +36,7 @@ SLICE_SECONDS = 0.01
 
 
 @dataclass(slots=True, eq=False)
-class _Sound:
+class _SpokenSound:
     """One sound: its frames that wait, and its end."""
 
     id: str
@@ -55,8 +55,8 @@ class _Sound:
         return self.end is not None or len(self.frames) > 0
 
 
-class _Piece(NamedTuple):
-    sound: _Sound
+class _SoundPiece(NamedTuple):
+    sound: _SpokenSound
     slices: Iterator[Floats | None]
     last: bool
 
@@ -66,9 +66,9 @@ class SpokenSounds:
 
     def __init__(self, codec: Codec, files: VoiceFiles) -> None:
         self._codec, self._files = codec, files
-        self._sounds: dict[str, _Sound] = {}
-        self._queue: deque[_Sound] = deque()
-        self._piece: _Piece | None = None
+        self._sounds: dict[str, _SpokenSound] = {}
+        self._queue: deque[_SpokenSound] = deque()
+        self._piece: _SoundPiece | None = None
         self._made: Floats | None = None
 
     # The text's side
@@ -77,7 +77,9 @@ class SpokenSounds:
         """Begin the sound of a request that the text's lane has taken."""
         stream = self._codec.stream(request.spec.seed)
         frames = np.zeros((0, len(self._files.codec.levels)), np.int64)
-        self._sounds[request.id] = _Sound(request.id, FrameReader(self._files), stream, frames)
+        self._sounds[request.id] = _SpokenSound(
+            request.id, FrameReader(self._files), stream, frames
+        )
 
     def take(self, deltas: list[SequenceDelta]) -> list[SequenceDelta]:
         """Take what the text's lane reports; return the deltas that are to be told now. The end of
@@ -113,7 +115,7 @@ class SpokenSounds:
             sound.queued = False
             frames, sound.frames = sound.frames[:PIECE], sound.frames[PIECE:]
             last = sound.end is not None and not len(sound.frames)
-            self._piece = _Piece(sound, sound.stream.slices(frames, last=last), last)
+            self._piece = _SoundPiece(sound, sound.stream.slices(frames, last=last), last)
 
     def turn(self) -> None:
         """Compute layers of the chosen piece, for a slice's time."""
@@ -130,8 +132,8 @@ class SpokenSounds:
             return []
         self._piece = self._made = None
         sound = piece.sound
-        if sound.id not in self._sounds:
-            return []  # It was dropped meanwhile.
+        if self._sounds.get(sound.id) is not sound:
+            return []  # It was dropped meanwhile; another may have its name.
         dropped, sound.dropped = sound.reader.dropped - sound.dropped, sound.reader.dropped
         delta = SequenceDelta(sound.id, 0, [], scheduled=sound.scheduled)
         delta.output = Samples([made.tobytes()] if len(made) else [], dropped)
@@ -146,7 +148,7 @@ class SpokenSounds:
     def failed(self, message: str) -> list[SequenceDelta]:
         """Return the end of the sound whose piece failed."""
         piece, self._piece, self._made = self._piece, None, None
-        if piece is None or piece.sound.id not in self._sounds:
+        if piece is None or self._sounds.get(piece.sound.id) is not piece.sound:
             return []
         self._forget(piece.sound)
         error = f"the codec failed: {message}"
@@ -160,13 +162,13 @@ class SpokenSounds:
         self._forget(sound)
         return [SequenceDelta(request_id, 0, [], finish="abort")]
 
-    def _enqueue(self, sound: _Sound) -> None:
+    def _enqueue(self, sound: _SpokenSound) -> None:
         chosen = self._piece is not None and self._piece.sound is sound
         if sound.works and not sound.queued and not chosen:
             sound.queued = True
             self._queue.append(sound)
 
-    def _forget(self, sound: _Sound) -> None:
+    def _forget(self, sound: _SpokenSound) -> None:
         del self._sounds[sound.id]
         if sound.queued:
             self._queue.remove(sound)

@@ -43,7 +43,7 @@ class Live(Response):
             )
         engine.check_open()
         service.enter(request.scope)
-        self._service, self._engine, self._places = service, engine, service.sessions
+        self._service, self._engine, self._places = service, engine, service.bodies.sessions
         self._beta = "realtime" in request.headers.get("openai-beta", "")
         self._account: Account | None = request.scope.get("headrace.account")
 
