@@ -99,7 +99,8 @@ def _summed(figures: Iterable[tuple[str, float, float, float, float, float]]) ->
 
 def _limit(works: list[Work]) -> float:
     """Return the least time of these together: both resources are in use all the time."""
-    return max(sum(one[kind] for one in works) for kind in ("compute", "memory"))
+    least: float = max(sum(one[kind] for one in works) for kind in ("compute", "memory"))
+    return least
 
 
 def _memory(sizes: WhisperArch, weights: float) -> dict[str, int]:
