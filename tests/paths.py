@@ -134,6 +134,7 @@ PATHS: dict[str, tuple[str, ...]] = {
         "media/test_audio.py",
         "speech/test_real.py::test_tokens_are_those_of_transformers",
         "speech/test_whisper_lane.py::test_all_answer_as_alone",
+        "engine/test_spoken.py::test_an_engine_that_ends_while_it_speaks",
         "server/test_server_several_ears.py::test_each_is_chosen_by_its_names",
         "server/test_server_hearing.py::test_files_in_every_form",
         "server/test_server_hearing.py::test_a_session_with_openais_client",

@@ -373,3 +373,43 @@ def test_what_others_send_is_decoded_in_one_place() -> None:
 
 
 DECODES = ("decode", "Decoder")
+
+
+def _calls(name: str, tree: ast.Module) -> bool:
+    """Tell whether a module calls a method of this name, of an object other than its own base."""
+    methods = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(
+        isinstance(func, ast.Attribute)
+        and func.attr == name
+        and ast.unparse(func.value) != "super()"
+        for func in methods
+    )
+
+
+def test_there_is_one_step_loop() -> None:
+    """Plans of every network are asked for and submitted by one module; the simulator's is of
+    virtual time."""
+    asked = {name for name, tree in modules() if _calls("schedule", tree)}
+    assert asked == {"engine.loop.core", "engine.simulator.sim_replica"}
+    drivers = {
+        name
+        for name, tree in modules()
+        if name.startswith(("engine.", "server.", "speech."))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("executor.submit")
+    }
+    assert drivers == {"engine.loop.core"}
+
+
+def test_the_side_that_answers_computes_no_network() -> None:
+    """No module of the API process imports kernels of a device, a worker, a codec or a
+    transcriber, directly or not."""
+    code = (
+        "import sys, headrace.server.app, headrace.server.speaking, headrace.server.hearing.ears, "
+        "headrace.engine.clients.group, headrace.engine.programs.speaking; "
+        "print(*[m for m in sys.modules if m.startswith(('headrace.kernels.cpu', "
+        "'headrace.kernels.program', 'headrace.kernels.operators', 'headrace.worker', "
+        "'headrace.speech.codec.', 'headrace.speech.transcript')) or m == 'headrace.speech.codec'])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not found.stdout.split()

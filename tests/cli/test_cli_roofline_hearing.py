@@ -8,30 +8,40 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from headrace.base.groups import cross_groups, group_bytes
+from headrace.bench.hearing_limit import token_step
 from headrace.cli.main import application
-from headrace.models.whisper import WhisperArch
+from headrace.models.whisper import WhisperArch, describe_decoder, describe_encoder
 from headrace.roofline.hardware import DEVICES
-from headrace.roofline.hearing import cross_bytes, token_parts, window_parts
+from headrace.roofline.slices import part_work
 from headrace.speech import finding
 
 BASE = WhisperArch(512, 6, 6, 80, 51_865)
 
 
 def test_more_users_read_no_more_weights() -> None:
-    one, eight = (token_parts(BASE, 1500, users) for users in (1, 8))
-    assert eight[0].bytes == one[0].bytes / 8
-    assert eight[0].flops == one[0].flops
-    assert eight[1] == one[1]
+    one, eight = (token_step(BASE.text, DEVICES["H100"], 50, 1500, users) for users in (1, 8))
+    for alone, shared in zip(one.operators, eight.operators, strict=True):
+        assert alone.count.label == shared.count.label
+        assert shared.count.flops == pytest.approx(8 * alone.count.flops)
+        if alone.count.kind == "product":
+            assert shared.count.weight_bytes == alone.count.weight_bytes
+        assert shared.count.kv_bytes == pytest.approx(8 * alone.count.kv_bytes)
 
 
 def test_half_a_window_is_less_than_half_the_attention() -> None:
-    whole, half = ({one.name: one.flops for one in window_parts(BASE, n)} for n in (1500, 750))
-    assert half["encoder, products"] == whole["encoder, products"] / 2
-    assert half["encoder, attention"] == whole["encoder, attention"] / 4
+    whole, half = (part_work(describe_encoder(BASE), rows, coded=True) for rows in (1500, 750))
+    for one, less in zip(whole, half, strict=True):
+        share = {"attention": 0.25, "convolutions": less.flops / one.flops if one.flops else 0}
+        assert less.flops == one.flops * share.get(one.label, 0.5)
 
 
 def test_kinds_of_cross_attention() -> None:
-    sizes = [cross_bytes(BASE, 1500, kind) for kind in ("float32", "bfloat16", "int8")]
+    decoder = describe_decoder(BASE)
+    sizes = [
+        group_bytes(cross_groups(decoder, kind, 1500), 1)
+        for kind in ("float32", "bfloat16", "int8")
+    ]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] == 2 * 6 * 1500 * 512 * 4
 
@@ -48,8 +58,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "95.3 MB  cross K and V, 10 windows" in shown.output
     told = json.loads(CliRunner().invoke(application, [*words, "--json"]).output)
     window = sum(one["seconds"] for one in told["a window of 30 s"])
-    token = sum(one["seconds"] for one in told["a token, 8 at a time"])
-    assert told["rtfx"] == pytest.approx(30 / (window + told["tokens"] * token))
+    step = sum(one["seconds"] for one in told["a step of 8 sounds"])
+    predicted = 30 / (window + told["tokens"] * step / 8)
+    assert told["predicted_rtfx"] == pytest.approx(predicted, rel=0.05), "a step's fixed part"
+    assert told["predicted_rtfx"] < told["rtfx"]
     device = DEVICES["H100"]
     flops = sum(one["flops"] for one in told["a window of 30 s"])
     assert window >= flops / device.rate("int8")

@@ -10,13 +10,14 @@ from engine_fakes import LET_GO, noted
 from headrace.base.facts import WorkerFacts
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.step import StepPlan
+from headrace.base.workeroptions import WorkerOptions
 from headrace.engine.loop.executor import LoadedWorker
 from headrace.engine.loop.real import load_worker
 
 CRAWLING = "crawling_worker:load"
 
 
-def load(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWorker, WorkerFacts]:
+def load(files: ModelFiles, settings: WorkerOptions) -> tuple[LoadedWorker, WorkerFacts]:
     """The real worker, which crawls from its twentieth step on until the test lets go."""
     worker, facts = load_worker(files, settings)
     launch, steps = worker.launch, 0  # type: ignore[attr-defined]

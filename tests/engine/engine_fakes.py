@@ -12,6 +12,7 @@ from typing import Any
 from headrace.base.facts import WorkerFacts
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.step import Admission, PoolShape, StepPlan, StepResult, TokenLogprobs
+from headrace.base.workeroptions import WorkerOptions
 from headrace.obs.threads import THREADS
 
 HANG, CRASH, RAISE, SLOW, LOCK, CRAWL = 290, 291, 292, 293, 294, 295
@@ -129,7 +130,7 @@ class FakeWorker:
 
 
 def load(
-    files: ModelFiles, settings: dict[str, Any], beside: Any = None
+    files: ModelFiles, settings: WorkerOptions, beside: Any = None
 ) -> tuple[FakeWorker, WorkerFacts]:
     while noted(HOLD_START):
         time.sleep(0.01)
@@ -139,7 +140,7 @@ def load(
 
 
 def load_with_a_sick_thread(
-    files: ModelFiles, settings: dict[str, Any]
+    files: ModelFiles, settings: WorkerOptions
 ) -> tuple[FakeWorker, WorkerFacts]:
     """A thread of its process raises whenever it runs, until the test lets go."""
 
@@ -171,7 +172,7 @@ class CompilingWorker(FakeWorker):
         return self.released
 
 
-def load_compiling(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, WorkerFacts]:
+def load_compiling(files: ModelFiles, settings: WorkerOptions) -> tuple[FakeWorker, WorkerFacts]:
     return CompilingWorker(), WorkerFacts(weight_bytes=1000, device_memory=10**9)
 
 
@@ -187,11 +188,11 @@ class DyingWorker(FakeWorker):
         super().allocate(pool)
 
 
-def load_dying(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, WorkerFacts]:
+def load_dying(files: ModelFiles, settings: WorkerOptions) -> tuple[FakeWorker, WorkerFacts]:
     return DyingWorker(), WorkerFacts(weight_bytes=1000, device_memory=10**9)
 
 
-def load_at_leisure(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, WorkerFacts]:
+def load_at_leisure(files: ModelFiles, settings: WorkerOptions) -> tuple[FakeWorker, WorkerFacts]:
     """The first process takes 0.2 s a step; the next does not start before the file `go`."""
     marker = files.path / "started-once"
     if not marker.exists():
@@ -203,7 +204,7 @@ def load_at_leisure(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWo
 
 
 def load_after_failures(
-    files: ModelFiles, settings: dict[str, Any]
+    files: ModelFiles, settings: WorkerOptions
 ) -> tuple[FakeWorker, WorkerFacts]:
     """Fails to load from the second process on: a restart that does not succeed."""
     marker = files.path / "started-once"

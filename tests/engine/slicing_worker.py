@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any
 
 from engine_fakes import HUNG, note, noted, tell
 
 from headrace.base.facts import WorkerFacts
 from headrace.base.modelfiles import ModelFiles
+from headrace.base.workeroptions import WorkerOptions
 from headrace.engine.loop.executor import LoadedWorker
 from headrace.engine.loop.real import load_worker
 from headrace.sched import price
@@ -20,7 +20,7 @@ DIES, HANGS, FAILS = "slice-dies", "slice-hangs", "slice-fails"
 """Files of the notes: the next second slice does so."""
 
 
-def load(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWorker, WorkerFacts]:
+def load(files: ModelFiles, settings: WorkerOptions) -> tuple[LoadedWorker, WorkerFacts]:
     # A step has one slice, so that there is something between two of them.
     price.STEP_SECONDS = price.ALONE_SECONDS = 0.0
     worker, facts = load_worker(files, settings)

@@ -15,6 +15,7 @@ import pytest
 
 from headrace.base.errors import EngineDead
 from headrace.base.request import StepStats
+from headrace.base.workeroptions import WorkerOptions
 from headrace.dist.channel import Channel, address
 from headrace.dist.wake import Wake
 from headrace.engine import messages, process
@@ -53,7 +54,7 @@ def test_a_ring_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     wake = Wake()
     core = Waiting(wake)
     models: Any = SimpleNamespace(
-        core=core, built={}, desks={}, lender=None, busy=False, tidy=lambda: None, turn=list
+        core=core, built={}, desks={}, lender=None, busy=False, tidy=list, turn=list, step=core.step
     )
     thread = threading.Thread(target=serve, args=(child, models, None), daemon=True)
     thread.start()
@@ -79,7 +80,7 @@ def executor(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterat
     for."""
     monkeypatch.setattr(multiproc, "_ASK_AGAIN", 1e6)
     files = open_model(options["model"], offline=True)
-    it = MultiprocExecutor(files, {}, "engine_fakes:load_compiling")
+    it = MultiprocExecutor(files, WorkerOptions(), "engine_fakes:load_compiling")
     try:
         it.load()
         yield it

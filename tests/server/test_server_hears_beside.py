@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
 from hearing_fake import FakeHearing
 from server_fake import FakeEngine
+from starlette.requests import Request
+from starlette.types import Message
 
-from headrace.base.config import ServerOptions
-from headrace.base.errors import EngineDead
+from headrace.base.config import EngineOptions, ServerOptions
+from headrace.base.errors import EngineDead, Overloaded
+from headrace.base.several import read_models
+from headrace.engine.clients.group import EngineGroup
+from headrace.engine.hearing.engine import MOST_SECONDS, RATE, HearingEngine
 from headrace.engine.hearing.records import HearOptions
+from headrace.obs.tasks import TaskWatch
 from headrace.server.app import Application, create_app
 from headrace.server.attaching import attach_model
+from headrace.server.hearing.handshake import Live
+from headrace.server.residents import Residents
 from headrace.server.service import Service
 
 soundfile = pytest.importorskip("soundfile", reason="needs the extra audio")
@@ -119,6 +129,88 @@ async def test_a_sound_wakes_the_only_other_model(
     reply = await client.post(URL, files={"file": second()}, data=form)
     assert reply.status_code == 200, reply.text
     assert not residents.resting
+
+
+async def test_a_model_with_a_silent_session_does_not_rest(
+    app: Application, ears: FakeHearing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sound that is still being decoded keeps its model, too."""
+    first: Service = app.state.service
+    rested: list[str] = []
+    group = SimpleNamespace(members={1: ears}, chosen={0: None, 1: None})
+    residents = Residents(first, group, attach_model)  # type: ignore[arg-type]
+
+    async def unload(name: str, *, rest: bool = False) -> None:
+        rested.append(name)
+        residents._keep.clear()
+
+    async def look() -> None:
+        """Wait for two looks, with a model whose time is up."""
+        residents.keep(beside, 0.001)
+        residents._used[beside] -= 10.0
+        for _ in range(2):
+            looked.clear()
+            await looked.wait()
+
+    looked, sleep = asyncio.Event(), asyncio.sleep
+
+    async def soon(seconds: float) -> None:
+        looked.set()
+        await sleep(0.001)
+
+    monkeypatch.setattr(residents, "unload", unload)
+    monkeypatch.setattr("headrace.server.residents.asyncio.sleep", soon)
+    beside = first.models[1]
+    watching = asyncio.ensure_future(residents.watch())
+    scope = {"type": "http", "query_string": b"", "headers": [], "headrace.socket": Quiet()}
+    session = Live(beside, ears, Request(scope))
+    served = asyncio.ensure_future(session(scope, silence, dropped))
+    while not ears.sessions:
+        await sleep(0)
+    await look()
+    assert not rested
+    served.cancel()
+    await asyncio.wait({served})
+    payload = ears.payload("", 16_000)
+    await look()
+    assert not rested
+    ears.drop(payload)
+    await ears.settled()
+    await look()
+    assert rested == ["ears"]
+    watching.cancel()
+
+
+class Quiet:
+    """The socket of a client that says nothing."""
+
+    lost, subprotocols, subprotocol = False, (), None
+
+
+async def silence() -> Message:
+    return await asyncio.get_running_loop().create_future()
+
+
+async def dropped(message: Message) -> None: ...
+
+
+def test_sounds_of_all_models_have_one_bound(tmp_path: Path) -> None:
+    """A server has one, and so has a key."""
+    supervisor = SimpleNamespace(restarts=0, folder=tmp_path)
+    group = EngineGroup(supervisor, TaskWatch())  # type: ignore[arg-type]
+    chosen = read_models(["one", "two"], EngineOptions())
+    one, two = (group._join(number, (choice, None, None)) for number, choice in enumerate(chosen))  # type: ignore[arg-type]
+    assert isinstance(one, HearingEngine)
+    assert isinstance(two, HearingEngine)
+    half = RATE * MOST_SECONDS // 2
+    payloads = [one.payload("key", half)]
+    with pytest.raises(Overloaded, match="as many seconds"):
+        two.payload("key", 1)
+    payloads.append(two.payload("", half))
+    with pytest.raises(Overloaded, match="as many seconds"):
+        one.payload("", 1)
+    for payload in payloads:
+        payload.close()
 
 
 async def test_an_unloaded_model_hears_on_for_nobody(ears: FakeHearing) -> None:

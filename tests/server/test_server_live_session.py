@@ -260,7 +260,7 @@ async def served(app: Application) -> AsyncIterator[str]:
 
 async def test_sessions_have_a_number(ears: FakeHearing) -> None:
     app = create_app(ears, ServerOptions())  # type: ignore[arg-type]
-    app.state.service.ears._sessions = Shares(1, "as many sessions are open as are allowed")
+    app.state.service.bodies.sessions = Shares(1, "as many sessions are open as are allowed")
     async with served(app) as url:
         async with websockets.connect(url) as first:
             await first.recv()
@@ -269,7 +269,7 @@ async def test_sessions_have_a_number(ears: FakeHearing) -> None:
             response = refused.value.response
             assert response.status_code == 503
             assert json.loads(response.body)["error"]["code"] == "overloaded"
-        while app.state.service.ears._sessions.held:
+        while app.state.service.bodies.sessions.held:
             await asyncio.sleep(0.001)
         async with websockets.connect(url) as again:
             await again.recv()

@@ -23,14 +23,18 @@ class Alignment(Tagged, frozen=True, array_like=True, tag="alignment"):
     starts: list[int]
 
 
-class Artefact(Tagged, frozen=True, array_like=True, tag="artefact"):
-    """Something too large for a message (pixels, sound): its place and type."""
+class Samples(Tagged, frozen=True, array_like=True, tag="samples"):
+    """The next samples of a sound that comes in pieces; the last has the finish reason."""
 
-    handle: str
-    bytes: int
-    media_type: str
-    final: bool
+    pieces: list[bytes]
+    """fp32 from -1 to 1, in the machine's order of bytes."""
+    dropped: int = 0
+    """Tokens since the piece before that were no code of their place."""
+
+    def then(self, later: Samples) -> Samples:
+        """Return these samples and later ones."""
+        return Samples([*self.pieces, *later.pieces], self.dropped + later.dropped)
 
 
-Output = Vector | Scores | Alignment | Artefact
-"""Output of a step for an entry that wants no tokens."""
+Output = Vector | Scores | Alignment | Samples
+"""Output of a request other than tokens."""

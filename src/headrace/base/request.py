@@ -78,7 +78,7 @@ class SequenceDelta:
     """`time.monotonic()` when the sequence first ran: queue time ends here."""
     preemptions: int = 0
     output: Output | None = None
-    """The choice's final output other than tokens: a vector or scores."""
+    """The choice's output other than tokens: a vector, scores, or the next samples."""
     verified: Verified | None = None
     """Its drafts that the step verified."""
     loaded: int = 0

@@ -12,9 +12,11 @@ from typing import Literal, NamedTuple
 from .encodings import SealedHandle
 from .sampling import SamplingParams
 
-Task = Literal["tokens", "vector", "score", "alignment"]
-"""Requested output: text token by token, the vector of an input, the score of a pair of texts, or
-where in an encoded input each token of a text is."""
+Task = Literal["tokens", "sound", "vector", "score", "alignment"]
+"""Requested output: text token by token, the sound whose codes are the tokens, the vector of an
+input, the score of a pair of texts, or where in an encoded input each token of a text is."""
+GENERATING = "tokens", "sound"
+"""Tasks for which tokens are sampled."""
 
 SEEDS = 2**64
 """Exclusive upper bound of seeds, which start at 0."""
@@ -133,4 +135,4 @@ class RequestSpec:
     @property
     def generates(self) -> bool:
         """Whether tokens are wanted."""
-        return self.task == "tokens"
+        return self.task in GENERATING

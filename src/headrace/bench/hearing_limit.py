@@ -5,10 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..base.arch import ModelArch
 from ..loader.whisper_files import WhisperFiles
+from ..models.whisper import describe_encoder
+from ..roofline.composition import compose
+from ..roofline.counts import Case
 from ..roofline.hardware import Hardware
-from ..roofline.hearing import WINDOW, token_parts, window_parts
+from ..roofline.slices import least_seconds, part_work
+from ..roofline.step import StepTime, step_time
+from ..roofline.weights import WeightBytes
 from .sounds import HeardSound
+
+WINDOW = 30.0
+"""Seconds that the encoder takes at a time."""
+
+
+def token_step(text: ModelArch, hardware: Hardware, place: int, rows: int, users: int) -> StepTime:
+    """Price a step in which `users` texts have the token at `place`, each with a sound of `rows`
+    positions, with weights and KV in eight bits."""
+    case = Case(text, WeightBytes("Q8_0"), "float32", "int8")
+    step = compose(text, [place] * users, [1] * users, inputs=[rows] * users)
+    return step_time(case, hardware, step)
 
 
 def hearing_limit(
@@ -20,19 +37,23 @@ def hearing_limit(
     a token reads. One user waits for both parts; with several, one may decode while another is
     encoded.
     """
-    sizes = files.arch
+    graph, text = describe_encoder(files.arch), files.arch.text
     encoder = decoder = 0.0
     tokens = 0
     for one in heard:
         count = len(files.tokenizer.encode(one.text, add_special_tokens=False).ids)
         for begin in range(0, int(one.recording.seconds) + 1, int(WINDOW)):
             part = min(WINDOW, one.recording.seconds - begin)
-            positions = files.frames * part / WINDOW
+            if part <= 0:
+                continue
+            rows = round(files.frames * part / WINDOW)
             share = count * part / one.recording.seconds
-            flops = sum(each.flops for each in window_parts(sizes, positions))
-            read = sum(each.bytes for each in token_parts(sizes, positions, users))
-            encoder += flops / hardware.rate("int8")
-            decoder += share * read / hardware.bandwidth
+            encoder += least_seconds(
+                work.floor(hardware) for work in part_work(graph, rows, coded=True)
+            )
+            # In the middle of the window's text.
+            step = token_step(text, hardware, min(round(share / 2), text.max_context), rows, users)
+            decoder += share * step.limit_seconds / users
         tokens += count
     least = encoder + decoder if users == 1 else max(encoder, decoder)
     return {"seconds": least, "encoder": encoder, "decoder": decoder, "tokens": float(tokens)}

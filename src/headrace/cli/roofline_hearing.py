@@ -1,23 +1,33 @@
-"""`headrace roofline` of a Whisper: least time of a window and a token, and memory."""
+"""`headrace roofline` of a Whisper: time of a window and a token, and memory."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..base.groups import cross_groups, graph_groups, group_bytes
+from ..bench.hearing_limit import WINDOW, token_step
 from ..engine.hearing.options import SEQUENCES
 from ..loader.towers import MOST_WINDOWS
 from ..loader.whisper_files import open_whisper
+from ..models.whisper import WhisperArch, describe_decoder, describe_encoder
 from ..roofline.hardware import Hardware
-from ..roofline.hearing import WINDOW, HearingPart, hearing_memory, token_parts, window_parts
+from ..roofline.slices import part_work
 from ..speech.finding import find
 
 TOKENS = 100
 """Tokens of a window's text for which the rate is reported: those of English read aloud."""
+BLOCK = 16
+"""Positions of a block of KV."""
+Work = dict[str, Any]
+"""Sums of one kind of work: name, flops, bytes (weights, K and V), compute and memory (seconds at
+the limit), seconds (predicted)."""
 
 
 def show_hearing(
@@ -28,40 +38,79 @@ def show_hearing(
     Raises the errors of `find` and `open_whisper`.
     """
     sizes = open_whisper(find(model, offline=True)).arch
-    parts = {
-        "a window of 30 s": window_parts(sizes, sizes.frames),
-        f"a token, {batch} at a time": token_parts(sizes, sizes.frames, batch),
-    }
-    seconds = {name: sum(one.seconds(hardware) for one in each) for name, each in parts.items()}
-    window, token = seconds.values()
-    rate = WINDOW / (window + TOKENS * token)
-    memory = hearing_memory(sizes, MOST_WINDOWS, SEQUENCES)
+    step = token_step(sizes.text, hardware, TOKENS // 2, sizes.frames, batch)
+    window = _summed(
+        (one.label, one.flops, one.weight_bytes, *one.floor(hardware)[:2], one.seconds(hardware))
+        for one in part_work(describe_encoder(sizes), sizes.frames, coded=True)
+    )
+    token = _summed(
+        (
+            one.count.operator if one.count.kind == "vector" else one.count.label,
+            one.count.calls * one.count.flops,
+            one.count.calls * (one.count.weight_bytes + one.count.kv_bytes),
+            *one.floor[:2],
+            one.seconds,
+        )
+        for one in step.operators
+    )
+    parts = {"a window of 30 s": window, f"a step of {batch} sounds": token}
+    least = WINDOW / (_limit(window) + TOKENS * _limit(token) / batch)
+    seconds = (sum(one["seconds"] for one in each) for each in parts.values())
+    rate = WINDOW / (next(seconds) + TOKENS * next(seconds) / batch)
+    read = sum(one.count.calls * one.count.weight_bytes for one in step.operators)
+    memory = _memory(sizes, read + sum(one["bytes"] for one in window))
     if plain:
-        found = {name: [_told(one, hardware) for one in each] for name, each in parts.items()}
-        print(json.dumps({**found, "rtfx": rate, "tokens": TOKENS, "memory": dict(memory)}))
+        rates = {"rtfx": least, "predicted_rtfx": rate, "tokens": TOKENS}
+        print(json.dumps({**parts, **rates, "memory": memory}))
         return
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("", "GFLOP", "MB", "at least, ms", "bound by"):
-        table.add_column(column, justify="left" if column in ("", "bound by") else "right")
+    for column in ("", "GFLOP", "MB", "limit ms", "ms", "bound"):
+        table.add_column(column, justify="left" if column in ("", "bound") else "right")
     for name, each in parts.items():
-        table.add_row(name, "", "", f"{seconds[name] * 1e3:.3f}", "", style="bold")
+        whole = _limit(each), sum(one["seconds"] for one in each)
+        table.add_row(name, "", "", *(f"{one * 1e3:.3f}" for one in whole), style="bold")
         for one in each:
-            told = _told(one, hardware)
-            figures = f"{one.flops / 1e9:.3f}", f"{one.bytes / 1e6:.2f}"
-            table.add_row(one.name, *figures, f"{told['seconds'] * 1e3:.3f}", str(told["bound"]))
+            bound = "compute" if one["compute"] >= one["memory"] else "bandwidth"
+            times = _limit([one]), one["seconds"]
+            figures = f"{one['flops'] / 1e9:.3f}", f"{one['bytes'] / 1e6:.2f}"
+            table.add_row(one["name"], *figures, *(f"{t * 1e3:.3f}" for t in times), bound)
     console.print(table)
     console.print(
         f"{hardware.name} ({hardware.source}), weights and cross K and V in eight bits\n"
-        f"at most {rate:,.0f} seconds of sound a second, with {TOKENS} tokens a window; "
-        "`bench hear --roofline` measures what a server reaches",
+        f"{rate:,.0f} seconds of sound a second, at most {least:,.0f}, with {TOKENS} tokens a "
+        "window; `bench hear --roofline` measures what a server reaches",
         soft_wrap=True,
     )
-    for name, size in memory:
+    for name, size in memory.items():
         console.print(f"{size / 1e6:>9,.1f} MB  {name}")
     console.print("room of windows and sequences is taken when they are first used", style="dim")
 
 
-def _told(one: HearingPart, hardware: Hardware) -> dict[str, Any]:
-    computing = one.flops / hardware.rate("int8")
-    bound = "compute" if computing >= one.bytes / hardware.bandwidth else "bandwidth"
-    return {**one._asdict(), "seconds": one.seconds(hardware), "bound": bound}
+def _summed(figures: Iterable[tuple[str, float, float, float, float, float]]) -> list[Work]:
+    """Sum the figures of one name, in the order of their first."""
+    found: dict[str, Work] = {}
+    for name, *each in figures:
+        kinds = "flops", "bytes", "compute", "memory", "seconds"
+        one = found.setdefault(name, {"name": name, **dict.fromkeys(kinds, 0.0)})
+        for kind, figure in zip(kinds, each, strict=True):
+            one[kind] += figure
+    return list(found.values())
+
+
+def _limit(works: list[Work]) -> float:
+    """Return the least time of these together: both resources are in use all the time."""
+    least: float = max(sum(one[kind] for one in works) for kind in ("compute", "memory"))
+    return least
+
+
+def _memory(sizes: WhisperArch, weights: float) -> dict[str, int]:
+    """Return the bytes of the parts of a network in eight bits, by name."""
+    decoder = describe_decoder(sizes)
+    across, own = (math.ceil(rows / BLOCK) for rows in (sizes.frames, sizes.context))
+    crossed = cross_groups(decoder, "int8", MOST_WINDOWS * across)
+    kept = graph_groups(decoder, "int8", SEQUENCES * own)
+    return {
+        "weights": round(weights),
+        f"cross K and V, {MOST_WINDOWS} windows": group_bytes(crossed, BLOCK),
+        f"own K and V, {SEQUENCES} sequences": group_bytes(kept, BLOCK),
+    }

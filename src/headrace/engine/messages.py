@@ -7,7 +7,6 @@ the decoder refuses a message of the wrong shape.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -20,6 +19,7 @@ from ..base.identity import Identity
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request, SequenceDelta, StepStats
 from ..base.step import PoolShape, StepPlan, StepResult
+from ..base.workeroptions import WorkerOptions
 from ..kv.holdings import BlockEvent
 from .hearing.records import HeardSegment, HearOptions, SoundEnd
 
@@ -363,7 +363,7 @@ FromEngine = (
 
 class Load(_Message):
     files: WireFiles
-    settings: dict[str, Any]
+    settings: WorkerOptions
 
 
 class Allocate(_Message):

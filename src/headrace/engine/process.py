@@ -128,15 +128,12 @@ def serve(channel: Channel, models: Models, opened: OpenFiles) -> None:
             models.tidy()
             channel.send(messages.Beat(core.stats.step))
             continue
-        told = core.step()
+        told = models.step()
         if core.stalled:
             if not arrived:
                 channel.send(messages.Beat(core.stats.step))
             continue
         for model, lane, deltas in told:
-            if model in models.desks:
-                models.desks[model].take(deltas, lane.stats.seconds)
-                deltas = []
             if lender is not None:
                 deltas = lender.take(deltas)
             _say(channel, model, messages.News(deltas, lane.stats))
@@ -192,8 +189,7 @@ def _accept(channel: Channel, models: Models, model: int, message: object) -> No
     match message:
         case messages.Submit(request):
             try:
-                models.check_awake(model)
-                core.add(request, model)
+                models.add(request, model)
             except HeadraceError as error:
                 _say(channel, model, messages.Refused(request.id, WireError.of(error)))
         case messages.Hear(request_id):
@@ -202,10 +198,8 @@ def _accept(channel: Channel, models: Models, model: int, message: object) -> No
                 models.desks[model].add(message)
             except HeadraceError as error:
                 _say(channel, model, messages.Refused(request_id, WireError.of(error)))
-        case messages.Abort(request_id) if model in models.desks:
-            models.desks[model].drop(request_id)
         case messages.Abort(request_id):
-            core.abort(request_id, model)
+            models.abort(request_id, model)
         case messages.AbortChoice(request_id, choice):
             core.abort_choice(request_id, choice, model)
         case messages.LoadAdapter(name, path):

@@ -75,6 +75,8 @@ class MemoryPlan:
     decisions: tuple[Decision, ...]
     encoding_bytes: int = 0
     """Bytes of encodings of inputs that are not text, and of the largest one's computation."""
+    codec_bytes: int = 0
+    """Bytes of the codec of a model that speaks, with the rows of every sound."""
     beside_bytes: int = 0
     """Bytes of the plans of the server's other models."""
 
@@ -101,6 +103,7 @@ class MemoryPlan:
             ("graphs", self.graph_bytes),
             ("processes", self.process_bytes),
             *([("encodings", self.encoding_bytes)] if self.encoding_bytes else []),
+            *([("codec", self.codec_bytes)] if self.codec_bytes else []),
             *([("other models", self.beside_bytes)] if self.beside_bytes else []),
             ("margin", self.margin_bytes),
         ]

@@ -98,11 +98,17 @@ IN_FLIGHT = 256 * 2**20
 three times its size after parsing. Many small values take more, but at most 20 MiB."""
 
 
+MOST_SESSIONS = 128
+"""Maximum live sessions of a server; one key may have half of them."""
+
+
 class BodiesInFlight:
     """Bytes from clients that are held: bodies of requests, samples of sessions."""
 
     def __init__(self, most: int = IN_FLIGHT) -> None:
         self._shares = Shares(most, "the requests in work hold as many bytes as are allowed")
+        self.sessions = Shares(MOST_SESSIONS, "as many sessions are open as are allowed")
+        """Live transcription sessions of all models."""
 
     @property
     def held(self) -> int:

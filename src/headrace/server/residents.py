@@ -174,7 +174,7 @@ class Residents:
             now = time.monotonic()
             for service in list(self._keep):
                 number = self._numbers.get(service)
-                if number is None or self._group.members[number].in_work():
+                if number is None or self._group.members[number].wanted:
                     self._used[service] = now
                 elif now - self._used[service] >= max(GRACE_SECONDS, self._keep[service]):
                     with suppress(ModelNotFound):  # An operator was faster.

@@ -16,12 +16,10 @@ import numpy.typing as npt
 
 from ..kernels.cpu.library import Team
 from ..kernels.cpu.panels import Packer
-from .codec_files import CodecFiles
+from .codec_files import DILATIONS, KERNEL, CodecFiles
 from .product import Product
 
 Floats = npt.NDArray[np.float32]
-_KERNEL = 7
-_DILATIONS = 1, 3, 9
 _NOISE_ROWS = 4_096
 """Numbers of noise that are drawn at once, from a seed of their own."""
 
@@ -55,7 +53,7 @@ class _Depthwise:
     """A convolution channel by channel, over seven rows, with a dilation."""
 
     def __init__(self, files: CodecFiles, name: str, width: int, dilation: int) -> None:
-        kernel = files.kernel(name, width, 1, _KERNEL)
+        kernel = files.kernel(name, width, 1, KERNEL)
         self._taps = np.ascontiguousarray(kernel[:, 0].T)
         self._bias = files.vector(f"{name}.bias", width)
         self.dilation, self.width = dilation, width
@@ -63,13 +61,13 @@ class _Depthwise:
     @property
     def reach(self) -> int:
         """Return the rows on each side."""
-        return (_KERNEL - 1) // 2 * self.dilation
+        return (KERNEL - 1) // 2 * self.dilation
 
     def __call__(self, x: Floats) -> Floats:
         rows = len(x) - 2 * self.reach
         y: Floats = x[:rows] * self._taps[0]
         part = np.empty_like(y)
-        for i in range(1, _KERNEL):
+        for i in range(1, KERNEL):
             np.multiply(x[i * self.dilation : i * self.dilation + rows], self._taps[i], out=part)
             y += part
         y += self._bias
@@ -91,7 +89,8 @@ class _Reaching:
         if last:
             parts.append(np.zeros((self._after, x.shape[1]), np.float32))
         rows = np.concatenate(parts)
-        self._rows = rows[max(0, len(rows) - self._kept) :]
+        # A copy: a view would keep all of the piece's rows.
+        self._rows = rows[max(0, len(rows) - self._kept) :].copy()
         return rows
 
 
@@ -120,7 +119,7 @@ class _Unit:
                 return waiting[:0]
             y = self._across(self._second(self._along(rows)), count)
             y += waiting[:count]
-            waiting = waiting[count:]
+            waiting = waiting[count:].copy()
             return y
 
         return run
@@ -197,14 +196,14 @@ class _Mouth:
         name = f"decoder.model.{place}"
         self._snake = _Snake(codec.files, name, width)
         name = f"decoder.model.{place + 1}"
-        kernel = codec.files.kernel(name, 1, width, _KERNEL)
+        kernel = codec.files.kernel(name, 1, width, KERNEL)
         bias = codec.files.vector(f"{name}.bias", 1)
         flat = np.ascontiguousarray(kernel[0].T).reshape(1, -1)
         self._product = codec.product(flat, bias, width)
         self._width = width
 
     def stream(self) -> _Layer:
-        reach = (_KERNEL - 1) // 2
+        reach = (KERNEL - 1) // 2
         near = _Reaching(self._width, reach, reach, 2 * reach)
 
         def run(x: Floats, last: bool) -> Floats:
@@ -242,7 +241,7 @@ class Codec:
             if files.noise:
                 self._blocks.append(_Noise(self, f"{name}.2", out))
             first = 2 + files.noise
-            for i, dilation in enumerate(_DILATIONS, first):
+            for i, dilation in enumerate(DILATIONS, first):
                 self._blocks.append(_Unit(self, f"{name}.{i}", out, dilation))
             width = out
         self._end = _Mouth(self, 2 + len(files.rates), width)
@@ -300,11 +299,21 @@ class SoundStream:
         `CodecFiles.codes`. A sample waits for the frames that its layers reach: about a quarter of
         a second of SNAC at 24 kHz.
         """
+        *_, made = self.slices(frames, last=last)
+        assert made is not None
+        return made
+
+    def slices(
+        self, frames: npt.NDArray[np.int64], *, last: bool = False
+    ) -> Iterator[Floats | None]:
+        """Do as `push`, and yield after each layer: None, and after the last one the samples."""
         files = self._codec.files
         levels = np.array(files.levels)
         assert not len(frames) or int(frames.max()) < files.codes
         codes = [frames[:, levels == level].reshape(-1) for level in range(len(files.strides))]
         x = self._codec.latents(codes)
-        for layer in self._layers:
+        yield None
+        for layer in self._layers[:-1]:
             x = layer(x, last)
-        return x
+            yield None
+        yield self._layers[-1](x, last)

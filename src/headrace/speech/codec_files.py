@@ -23,6 +23,10 @@ from ..loader.stored import shaped
 
 Floats = npt.NDArray[np.float32]
 _MOST = {"sampling_rate": 192_000, "decoder_dim": 4_096, "codebook_size": 65_536}
+KERNEL = 7
+"""Rows of a convolution within a width."""
+DILATIONS = 1, 3, 9
+"""Dilations of the residual units of a block."""
 _PARTS = (
     (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
     (".weight_g", ".weight_v"),
@@ -55,6 +59,28 @@ class CodecFiles:
     def hop(self) -> int:
         """Return the samples of one code of the first level."""
         return math.prod(self.rates) * self.strides[0]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of the decoder's weights in fp32."""
+        numbers = (
+            math.prod(one.shape)
+            for name, one in self.header.items()
+            if name.startswith("decoder.") or ".codebook." in name or ".out_proj." in name
+        )
+        return 4 * sum(numbers)
+
+    @property
+    def stream_bytes(self) -> int:
+        """Return the bytes of the rows that the layers of one sound keep."""
+        reach = (KERNEL - 1) // 2
+        numbers, width = 2 * reach * self.latent, self.width
+        for _ in self.rates:
+            # A transposed convolution keeps a row; a residual unit waits for its reach, too.
+            numbers += width
+            width //= 2
+            numbers += sum(3 * reach * dilation * width for dilation in DILATIONS)
+        return 4 * (numbers + 2 * reach * width)
 
     @property
     def levels(self) -> tuple[int, ...]:

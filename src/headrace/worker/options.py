@@ -1,4 +1,4 @@
-"""Options of a worker, and the values that replace "auto"."""
+"""Values that replace "auto" in the options of a worker."""
 
 from __future__ import annotations
 
@@ -8,51 +8,9 @@ from ..base.config import Decision, auto_kv_dtype
 from ..base.errors import OptionError
 from ..base.groups import KV_DTYPES
 from ..base.hardware import torch_build
+from ..base.workeroptions import WorkerOptions as WorkerOptions
 
 DTYPES = ("float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """Options of one worker; "auto" and None are resolved here, each with a `Decision`."""
-
-    device: str = "cpu"
-    dtype: str = "auto"
-    kv_dtype: str = "auto"
-    kernels: str = "auto"
-    quantise: str = "auto"
-    deterministic: bool = False
-    threads: int | None = None
-    rows: int = 64
-    """Sequences that can hold a row at the same time."""
-    step_tokens: int = 2048
-    max_context: int = 4096
-    adapters: int = 0
-    """LoRA adapters that can run at the same time; 0: not served."""
-    adapter_rank: int = 16
-    """Largest rank of an adapter."""
-    drafts: int = 0
-    """Drafts of a row that are verified in one step, at most; 0: no drafting."""
-    drafters: str = "auto"
-    """Drafter of `speculate.DRAFTERS`; auto: the best combination; draft: the draft model alone."""
-    draft_model: str | None = None
-    """Path of a model that drafts too; None: drafts come from text alone."""
-    ranks: int = 1
-    """Processes that share the model; this is `rank` of them."""
-    rank: int = 0
-    stages: int = 1
-    """Pipeline stages: each has some layers, and each of its ranks a part of those."""
-    dealt: bool = False
-    """Ranks have whole experts instead of a part of each."""
-    commons: int = -1
-    """Descriptor of the memory that they share: `dist.commons`."""
-    pool_file: int = -1
-    """Descriptor of the memory with the KV pool, for another process that moves its blocks; -1:
-    memory of this process alone."""
-    lends: bool = False
-    """Pool memory may be mapped by servers on this machine."""
-    panels: str | None = None
-    """Folder that keeps repacked weights between starts; None: they are repacked each time."""
 
 
 @dataclass(frozen=True, slots=True)

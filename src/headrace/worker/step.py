@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -179,13 +180,7 @@ class Steps:
                 result.failures[entries[place]] = fault
         read = None if stop is None else stop()
 
-        def deliver() -> None:
-            for entry, token in zip(entries, arrived(), strict=True):
-                if token < 0:
-                    result.spoiled[entry] = SPOILED
-                elif entry not in result.failures:
-                    result.tokens[entry].append(token)
-
+        deliver = partial(_deliver, result, entries, arrived)
         if self.verification is not None:  # At once: the next step's drafts follow from the tokens.
             deliver()
             self.verification.propose(plan, result, outputs.states)
@@ -276,3 +271,12 @@ class Steps:
         if self.silent:
             plan = replace(plan, samples=[False] * len(plan.rows))
         return plan, drafted
+
+
+def _deliver(result: StepResult, entries: list[int], arrived: Arrived) -> None:
+    """Give each of these entries its token, once all have arrived."""
+    for entry, token in zip(entries, arrived(), strict=True):
+        if token < 0:
+            result.spoiled[entry] = SPOILED
+        elif entry not in result.failures:
+            result.tokens[entry].append(token)

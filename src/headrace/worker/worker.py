@@ -3,63 +3,31 @@
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import speculate
-from ..base import hardware
-from ..base.config import Decision
-from ..base.environment import check_plans
 from ..base.errors import EngineFault
-from ..base.facts import WorkerFacts
-from ..base.groups import graph_groups, pool_bytes, pool_of_rank
+from ..base.groups import pool_bytes
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
-from ..dist.commons import Commons
-from ..kernels.cpu.meeting import meeting_of
-from ..kernels.model import Model
-from ..kernels.operators import KvCache, StepBatch, StepLimits
-from ..kernels.program import BEST, EVERY, Program
-from ..kernels.ranks import Ranks
+from ..kernels.operators import KvCache
+from ..kernels.program import BEST, EVERY
 from ..kernels.timing import OperatorTimes, operator_times
 from ..loader.adapters import open_adapter
 from ..loader.panels import PanelShelf
-from ..models.registry import describe
-from .alignment import Aligner
-from .bans import AllowedTokens, BadWords
-from .batch import make_batch
-from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
-from .draft_slots import DraftPart
-from .drafter import load_drafter
-from .encoder import Encoder, load_encoder
-from .features import Features, RowFeature
-from .filters import Filters
+from ..speculate import Speculation, names_of
+from .allocation import Allocator
+from .device_memory import DeviceMemory, check, out_of_memory
 from .gaps import Gaps
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
-from .host_batch import HostBatches
 from .kv_tensors import PoolMemory, clear_null_blocks
-from .loading import open_parts
-from .logprobs import Logprobs
-from .masks import LogitBias, MinTokens, Penalties
+from .opening import open_worker
 from .options import WorkerOptions, resolve
+from .outcome import alike, failed_step
 from .part import Part
-from .pooling import Pooler
-from .prompt_scores import PromptScores
-from .reasoning import ReasoningBudgets
-from .rows import BlockTables, Rows
-from .step import Steps
-from .time_rules import TimedText
-from .transfer import Stopwatch
-from .verification import Verification
-
-if TYPE_CHECKING:
-    from .adapters import Adapters
 
 
 class Worker:
@@ -78,7 +46,7 @@ class Worker:
         grammar_tokenizer: MakeTokenizer | None = None,
         shelf: PanelShelf | None = None,
         memory: DeviceMemory | None = None,
-        speculation: speculate.Speculation | None = None,
+        speculation: Speculation | None = None,
         beside: Worker | None = None,
     ) -> None:
         """Load the model. `grammar_tokenizer` makes the `llguidance.LLTokenizer`, in a thread, when
@@ -91,120 +59,41 @@ class Worker:
         """
         self._grammars = None if grammar_tokenizer is None else GrammarCompiler(grammar_tokenizer)
         self._masks: GrammarMasks | None = None
-        self._speculation = speculation or speculate.Speculation(
-            names=speculate.names_of(options.drafters)
-        )
         self.gaps = Gaps()
         """Inter-step windows, for readers that bring blocks into the pool."""
         self.pool_memory = PoolMemory.lent() if options.lends else PoolMemory(options.pool_file)
         self.options = options
         self.arch = files.arch
-        self._pooling = files.pooling
         self._resolved = resolve(options)
-        device, dtype = self._resolved.device, self._resolved.dtype
-        threads = options.threads or hardware.cpu().cores
-        phases = {}
-        begin = time.perf_counter()
-        opened = open_parts(files, options)
-        phases["open_weights"] = time.perf_counter() - begin
-        if device == "cpu":
-            _set_torch_threads(threads)
-        begin = time.perf_counter()
-        graph, source = opened["text"][1:3]
-        self.text: Part
-        self.text = text = Part(
-            graph,
-            source,
+        opened = open_worker(
+            files,
             options,
             self._resolved,
-            options.max_context,
             shelf=shelf,
+            memory=memory,
             beside=None if beside is None else beside.text,
+            grammar=self._grammars is not None,
         )
+        self.text: Part = opened.text
         """The part whose steps are planned."""
-        decisions = text.decisions
-        with text.inference():
-            self.encoder: Encoder | None = None
-            if "encoder" in opened:
-                given = opened["encoder"], options, self._resolved, text, shelf
-                self.encoder = load_encoder(*given)
-            begin, phases["load_weights"] = (now := time.perf_counter()), now - begin
-            # Before any rank takes its part of a matrix: packed weights are read from here on.
-            if shelf is not None and shelf.finish():
-                decisions.append(Decision("panels", shelf.outcome, shelf.reason))
-            phases["keep_weights"] = time.perf_counter() - begin
-            whole = text.model
-            weight_bytes = whole.weights.nbytes
-            if options.ranks > 1:
-                commons = Commons(options.commons, options.ranks, options.rank, options.stages)
-                ranks = Ranks(commons, meeting_of(commons), options.step_tokens)
-                text.model = whole.part(ranks, dealt=options.dealt)
-            decisions += getattr(text.operators, "told", ())
-            self._adapters: Adapters | None = None
-            if options.adapters and whole.generates:
-                # Local: they are tensors everywhere.
-                import torch
-
-                from .adapters import Adapters
-
-                self._adapters = Adapters(
-                    text.model.products(),
-                    slots=options.adapters,
-                    rank=options.adapter_rank,
-                    device=device,
-                    dtype=getattr(torch, dtype),
-                )
-                weight_bytes += self._adapters.nbytes
-            self.drafter: DraftPart[Any] | None = None
-            if "draft" in opened:
-                self.drafter = load_drafter(opened["draft"], options, self._resolved, text, whole)
-                weight_bytes += self.drafter.part.model.weights.nbytes
-            if self.encoder is not None:
-                weight_bytes += self.encoder.part.model.weights.nbytes
-        if device == "cpu":
-            _set_torch_threads(threads)  # Again, if a weight was the first to need torch.
-        self._memory = memory or _memory_of(device)
-        begin = time.perf_counter()
-        measured = StepMemory(0, 0)
-        if self._memory is not None and text.model.generates:
-            from .step_memory import measure_step  # Local: a matter of GPUs, on tensors.
-
-            with text.inference():
-                measured = measure_step(
-                    text.model,
-                    text.operators,
-                    files.arch,
-                    self._resolved.kv_dtype,
-                    device,
-                    StepLimits(options.step_tokens, options.rows, options.max_context),
-                    self._memory,
-                )
-            phases["measure_step"] = time.perf_counter() - begin
-        self._phases = phases
-        free = hardware.cpu().available if self._memory is None else self._memory.free()
-        self.facts = WorkerFacts(
-            weight_bytes=weight_bytes,
-            device_memory=free,
-            kernels=[*self._resolved.decisions, *decisions],
-            phases=phases,
-            features=self._features(whole),
-            step_bytes=measured.step_bytes,
-            graph_bytes=measured.graph_bytes,
+        self.encoder, self.drafter, self._adapters = opened.encoder, opened.drafter, opened.adapters
+        self._memory, self.facts = opened.memory, opened.facts
+        self._phases = opened.facts.phases
+        self._allocator = Allocator(
+            options,
+            self._resolved,
+            files.arch,
+            files.pooling,
+            opened,
+            self._grammars,
+            speculation or Speculation(names=names_of(options.drafters)),
+            self.pool_memory,
         )
 
     @property
     def cache(self) -> KvCache:
         """KV of the pool's groups."""
         return self.text.cache
-
-    def _features(self, model: Model) -> tuple[str, ...]:
-        if not model.generates:
-            return ("pooling", "score") if model.labels else ("pooling",)
-        parts = {"grammar": self._grammars, "adapter": self._adapters}
-        found = ["pooling", *(name for name, part in parts.items() if part is not None)]
-        if self.encoder is not None:
-            found.append("inputs")
-        return tuple(found)
 
     def allocate(self, pool: PoolShape) -> None:
         """Make the KV pool and whatever the backend prepares for whole steps; all rows are free.
@@ -233,122 +122,13 @@ class Worker:
 
     def _allocate(self, pool: PoolShape) -> None:
         begin = time.perf_counter()
-        options, device = self.options, self._resolved.device
-        ours = graph_groups(describe(self.arch), self._resolved.kv_dtype, 0)
-        planned = tuple(group._replace(blocks=0) for group in pool.groups)
-        assert planned == ours, f"the pool is of another model: {planned}, not {ours}"
-        assert bool(pool.slots) == (self.drafter is not None), "slots are of the part that drafts"
-        text = self.text
-        with text.inference():
-            self._pool = pool
-            if text.model.ranks is not None:
-                text.model.ranks.begin_anew()  # The program that had its rooms is gone.
-            self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
-            if self.encoder is not None:
-                self._rows.encoded = self.encoder.rows_of
-                self._rows.turns = self.encoder.turns_of
-                self._rows.reach = self.encoder.reach_of
-                if self.encoder.cross is not None:
-                    self._rows.across = self.encoder.across
-            if self._adapters is not None:
-                self._adapters.bind(self._rows)
-            self._tables = BlockTables(options.rows, options.max_context, pool, device)
-            limits = StepLimits(
-                options.step_tokens, options.rows, options.max_context, options.drafts
-            )
-            additions = None if self._adapters is None else self._adapters.additions
-            text.allocate(self._kept(pool), limits, memory=self.pool_memory, additions=additions)
-            if self.encoder is not None:
-                self.encoder.bind(pool, text.cache)
-            program = text.program
-            typed = "types" in text.model.indices
-            host = None
-            if device == "cpu":
-                host = HostBatches(
-                    self._rows,
-                    self._tables,
-                    pool,
-                    limits,
-                    token_types=typed,
-                    tensors=not program.host,
-                )
-            self._batch: Callable[[StepPlan, list[int] | None], StepBatch] = (
-                host.make
-                if host is not None
-                else partial(
-                    make_batch,
-                    rows=self._rows,
-                    tables=self._tables,
-                    pool=pool,
-                    token_types=typed,
-                    draws=True,
-                    planner=text.operators.planner(text.cache, options.drafts),
-                )
-            )
-            if program.lowered:
-                # Torch's remaining work in a step is small, and waking its threads costs more.
-                _set_torch_threads(1)
-            self._steps = Steps(
-                program=program,
-                drawing=text.operators.drawing,
-                rows=self._rows,
-                tables=self._tables,
-                cache=text.cache,
-                features=Features(self._listed(program), options.rows),
-                batch=self._batch,
-                stopwatch=Stopwatch() if device == "cuda" else None,
-                check=check_plans(),
-                host=host if program.host and not text.headless else None,
-                inference=text.inference,
-                verification=self._verification(),
-                encoder=self.encoder,
-                silent=text.headless,
-            )
-        self._phases["allocate"] = time.perf_counter() - begin
-
-    def _kept(self, pool: PoolShape) -> PoolShape:
-        """Return the part of the pool that this worker keeps."""
-        if self.text.model.commons is None:
-            return pool
-        return pool_of_rank(pool, graph_groups(self.text.model.graph, self._resolved.kv_dtype))
-
-    def _verification(self) -> Verification | None:
-        if not self.options.drafts or not self.text.model.generates:
-            return None
-        drafter = self.drafter
-        if drafter is not None:
-            drafter.bind(self._rows, self._resolved.kv_dtype, self._pool.slots)
-        most = self.options.drafts
-        return Verification(self._rows, self._speculation, most, self._masks, drafter)
-
-    def _listed(self, program: Program) -> list[RowFeature]:
-        """List the row features in the order of `features`, for a table without a held row. A stage
-        without the head has adapters alone."""
-        if self.text.headless:
-            return [] if self._adapters is None else [self._adapters]
-        listed: list[RowFeature] = [Logprobs()]
         if self._masks is not None:
             self._masks.close()
-        if self._grammars is not None:
-            on_host = self._resolved.device == "cpu"
-            self._masks = GrammarMasks(self._grammars, self.arch.vocab_size, on_host=on_host)
-            listed.append(self._masks)
-        listed += [
-            TimedText(self._rows),
-            ReasoningBudgets(self._rows),
-            AllowedTokens(),
-            BadWords(self._rows),
-            MinTokens(),
-            LogitBias(),
-            Penalties(self._rows),
-            Filters(),
-        ]
-        if self._adapters is not None:
-            listed.append(self._adapters)
-        head = program.head if self.text.model.labels else None
-        if self.encoder is not None and self.arch.cross is not None:
-            listed.append(Aligner(self.arch, self.encoder.keys))
-        return [*listed, Pooler(self._pooling, head), PromptScores(self._rows, program.head)]
+        with self.text.inference():
+            made = self._allocator.allocate(pool)
+        self._pool, self._rows, self._tables = made.pool, made.rows, made.tables
+        self._batch, self._masks, self._steps = made.batch, made.masks, made.steps
+        self._phases["allocate"] = time.perf_counter() - begin
 
     def time_operators(self) -> OperatorTimes:
         """Run further steps operator by operator, each timed."""
@@ -366,7 +146,8 @@ class Worker:
                 self._rows.begin_anew(0)
                 batch = self._batch(plan, None)
                 self.text.program.step(batch, BEST if self.text.model.generates else EVERY)
-                ended = self._alike(plan, begin, StepResult(0, []))  # No rank is a step ahead.
+                # No rank is a step ahead.
+                ended = alike(self.text.model, plan, begin, StepResult(0, []))
                 if ended.error is not None:
                     raise EngineFault(ended.error)
             if self.encoder is not None:
@@ -401,10 +182,10 @@ class Worker:
         try:
             started = self._steps.launch(plan, begin)
         except Exception as error:  # noqa: BLE001
-            started = self._failed(plan, begin, error)
+            started = failed_step(plan, begin, error, self._memory)
         if isinstance(started, StepResult):
             self.gaps.step_ended()
-            result = self._alike(plan, begin, started)
+            result = alike(self.text.model, plan, begin, started)
             return lambda: result
         finish = started
 
@@ -412,44 +193,12 @@ class Worker:
             try:
                 ended = finish()
             except Exception as error:  # noqa: BLE001 - the same boundary
-                ended = self._failed(plan, begin, error)
+                ended = failed_step(plan, begin, error, self._memory)
             finally:
                 self.gaps.step_ended()
-            return self._alike(plan, begin, ended)
+            return alike(self.text.model, plan, begin, ended)
 
         return wait
-
-    def _failed(self, plan: StepPlan, begin: float, error: Exception) -> StepResult:
-        """Return the result of a step that raised, with what a device says of it."""
-        result = _failed(plan, begin, error)
-        if self._memory is not None:
-            error.__traceback__ = None  # It holds the step's tensors.
-            try:
-                self._memory.free()  # Waits for the device, and empties torch's cache.
-            except Exception:  # noqa: BLE001 - an error that stays: the context is lost
-                result.cause = "device"
-            else:
-                # Of torch, of its libraries and of Triton, which have no class in common.
-                short = ("out of memory", "ALLOC_FAILED")
-                result.cause = "memory" if any(part in str(error) for part in short) else ""
-        return result
-
-    def _alike(self, plan: StepPlan, begin: float, result: StepResult) -> StepResult:
-        """Return the result of a step after all ranks that share the model have ended it, well or
-        not. Otherwise the others would wait at an all-gather for a rank that failed alone."""
-        model = self.text.model
-        ranks, commons, dealing = model.ranks, model.commons, model.dealing
-        if ranks is not None and ranks.memory.ranks > 1:
-            try:
-                sign = 0 if dealing is None else dealing.sign
-                ranks.meet(sign + (1 if result.error is None else 2))
-            except EngineFault as fault:
-                result = _failed(plan, begin, fault)
-        if commons is not None and commons.stages > 1 and result.error is not None:
-            commons.tear()  # The later stages wait for values that will not come.
-        if dealing is not None and result.error is not None:
-            dealing.forget()
-        return result
 
     def learn(self, rows: list[int], places: list[int], tokens: list[list[int]]) -> None:
         """Take the tokens that the last stage sampled in a step of this one, which lacks the
@@ -488,27 +237,3 @@ class Worker:
         for name in list(self.__dict__):
             if name not in ("options", "arch", "facts", "gaps"):
                 del self.__dict__[name]
-
-
-def _failed(plan: StepPlan, begin: float, error: Exception) -> StepResult:
-    return StepResult(
-        plan.number,
-        tokens=[[] for _ in plan.rows],
-        seconds=time.perf_counter() - begin,
-        error=f"{type(error).__name__}: {' '.join(str(error).split())}",
-    )
-
-
-def _memory_of(device: str) -> DeviceMemory | None:
-    if device != "cuda":
-        return None
-    from .step_memory import CudaMemory  # Local, as above.
-
-    return CudaMemory(device)
-
-
-def _set_torch_threads(count: int) -> None:
-    """Set torch's threads, the one setting that workers in a process share: the last one wins."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.get_num_threads() != count:
-        torch.set_num_threads(count)

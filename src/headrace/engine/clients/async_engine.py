@@ -450,6 +450,11 @@ class AsyncEngine:
         return self._work.lives()
 
     @property
+    def wanted(self) -> bool:
+        """Whether a request has not ended."""
+        return bool(len(self._work))
+
+    @property
     def on_end(self) -> Callable[[str, RequestLife], None] | None:
         """Callback with id and life when a request has ended, for traces."""
         return self._work.on_end

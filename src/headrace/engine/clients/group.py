@@ -20,7 +20,7 @@ from ...base.several import ModelChoice, check_together
 from ...obs.tasks import TaskWatch
 from ...speech.finding import find, hears
 from .. import messages
-from ..hearing.engine import HANG_SECONDS, HearingEngine
+from ..hearing.engine import HANG_SECONDS, HearingEngine, samples_held
 from ..hearing.options import own_options
 from ..loop.real import REAL_WORKER
 from ..messages import Configure, WireFiles, WireModel
@@ -59,6 +59,7 @@ class EngineGroup:
         self._opened: dict[int, _MemberFiles] = {}
         self._coming: dict[int, _MemberFiles] = {}
         """Models that the engine process loads."""
+        self._samples = samples_held()
         self._asked: dict[int, asyncio.Future[None]] = {}
         """Questions about models that the engine process has not answered yet."""
 
@@ -141,7 +142,7 @@ class EngineGroup:
         common = self._supervisor, self._tasks
         own: dict[str, Any] = {"number": number, "name": name, "operations": self.operations}
         if model is None:
-            member: Member = HearingEngine(choice.options, *common, **own)
+            member: Member = HearingEngine(choice.options, *common, **own, samples=self._samples)
         else:
             member = AsyncEngine(choice.options, model, *common, **own)
         self.chosen[number], self._opened[number] = choice, opened

@@ -13,7 +13,7 @@ from ...base.errors import ContextOverflow, InvalidRequest
 from ...base.modelfiles import ModelFiles
 from ...base.request import Request, Retained
 from ...base.sampling import SamplingParams
-from ...base.spec import SEEDS, InputSpan, ReasoningBudget, RequestSpec, Task
+from ...base.spec import GENERATING, SEEDS, InputSpan, ReasoningBudget, RequestSpec, Task
 from ...base.text_prefixes import NOTHING, TextPrefixes
 from ...text.reasoning import detect_reasoning
 from ...text.tokenizer import Tokenizer
@@ -77,13 +77,13 @@ class InputProcessor:
         longest possible answer. `retained`: beginnings of the prompt that are to stay in the
         context cache. `prefixes`: names of its beginnings; the engine reports those that it holds.
         `inputs`: places in the prompt that stand for something else than text, each with a handle.
-        `task` other than "tokens": nothing is sampled; with `second_at` the prompt is a pair of
-        texts, and the second begins there.
+        `task` beside those of `spec.GENERATING`: nothing is sampled; with `second_at` the prompt is
+        a pair of texts, and the second begins there.
 
         Raises `InvalidRequest` naming the field, or `ContextOverflow`.
         """
         arrival = time.monotonic()
-        pooling = task != "tokens"
+        pooling = task not in GENERATING
         if not pooling and self._task != "tokens":
             raise InvalidRequest(
                 "this model embeds and does not generate; use /v1/embeddings or embed()"
@@ -99,6 +99,7 @@ class InputProcessor:
             ("grammar", grammar),
             ("pooling", pooling),
             ("inputs", inputs),
+            ("sound", task == "sound"),
         ):
             if wish and name not in self._features:
                 raise InvalidRequest(f"this engine has no support for {name}", param=name)
@@ -151,6 +152,7 @@ class InputProcessor:
             spec=RequestSpec(
                 sampling,
                 seed=resolve_seed(sampling.seed),
+                task=task,
                 stop_ids=tuple(dict.fromkeys((*stop_ids, *sampling.stop_token_ids))),
                 adapter=adapter,
                 grammar=grammar,

@@ -60,12 +60,11 @@ async def open_for_serving(
 
 
 def check_beside(files: ModelFiles) -> None:
-    """Raise the errors of files next to a language model that are opened once it is ready: a codec
-    and its voices, an encoder of sounds or pictures. Text models have neither."""
+    """Raise the errors of files next to a language model: a codec and its voices, an encoder of
+    sounds or pictures. Text models have neither."""
     if (files.path / "speech.json").is_file():
-        # While the weights load, in another process.
-        speaking = import_module("headrace.engine.clients.codec_speaking")
-        speaking.open_speech_codec(speaking.open_voices(files.path, files.arch.vocab_size))
+        voices = import_module("headrace.speech.voices")
+        voices.open_voices(files.path, files.arch.vocab_size)
     if listens(files.path) or sees(files.path):
         import_module("headrace.loader.towers").open_tower(files)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from ...base.errors import HeadraceError
+from ...base.outputs import Samples
 from ...base.request import OutputDelta
 
 
@@ -156,6 +157,8 @@ def merge(first: OutputDelta, second: OutputDelta) -> None:
     first.stop_reason = second.stop_reason
     first.cached_tokens = max(first.cached_tokens, second.cached_tokens)
     first.prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
+    if isinstance(first.output, Samples) and isinstance(second.output, Samples):
+        first.output = first.output.then(second.output)
     first.output = first.output or second.output
     first.drafted = second.drafted
     first.queue_seconds = first.queue_seconds or second.queue_seconds

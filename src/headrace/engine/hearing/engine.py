@@ -105,6 +105,12 @@ class Hearing:
         self._engine._cancel(self)
 
 
+def samples_held() -> Shares:
+    """Return the bound of a server's samples in files."""
+    full = "the sounds in work have as many seconds as are taken at a time"
+    return Shares(MOST_SECONDS * RATE, full, retry_after=5.0)
+
+
 class HearingEngine:
     """The transcription engine; `face.ServingEngine` documents the names that both have."""
 
@@ -117,9 +123,10 @@ class HearingEngine:
         number: int = 0,
         name: str | None = None,
         operations: Operations | None = None,
+        samples: Shares | None = None,
     ) -> None:
         """Serve a model of an `EngineGroup`. `number`, `name`: its own in messages and in metrics;
-        `operations`: the server's."""
+        `operations`, `samples`: the server's."""
         self.options = options
         self.tasks = tasks
         self.model_name = name or own_name(options.model)
@@ -141,11 +148,11 @@ class HearingEngine:
         self._sounds: dict[str, Hearing] = {}
         self._held: list[Hearing] = []
         """Sounds whose process died, and that wait for the next."""
-        self._samples = Shares(
-            MOST_SECONDS * RATE,
-            "the sounds in work have as many seconds as are taken at a time",
-            retry_after=5.0,
-        )
+        self._samples = samples or samples_held()
+        self._payloads = 0
+        """Files of samples that exist."""
+        self.sessions = 0
+        """Live sessions, of which each may be silent for a while."""
         self._removing: set[asyncio.Task[None]] = set()
         self._draining = ""
         """Reason why new sounds are refused for good."""
@@ -193,10 +200,12 @@ class HearingEngine:
         self._samples.take(owner, count)
         try:
             path = self._supervisor.folder / f"sound-{uuid.uuid4().hex}"
-            return Payload(path, owner, count)
+            payload = Payload(path, owner, count)
         except OSError as error:
             self._samples.give(owner, count)
             raise Overloaded(f"no room for samples: {error.strerror}", retry_after=5.0) from error
+        self._payloads += 1
+        return payload
 
     def drop(self, payload: Payload) -> None:
         """Remove a payload, in a thread; until then its samples count."""
@@ -207,6 +216,7 @@ class HearingEngine:
     async def _removed(self, payload: Payload) -> None:
         await asyncio.to_thread(payload.close)
         self._samples.give(payload.owner, payload.count)
+        self._payloads -= 1
 
     def hear(
         self, payload: Payload, count: int, options: HearOptions, request_id: str = ""
@@ -246,6 +256,11 @@ class HearingEngine:
     def in_work(self) -> list[tuple[str, Hearing]]:
         """Return (id, sound) of all that have not ended, oldest first."""
         return list(self._sounds.items())
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a sound is in work or still being decoded, or a session is open."""
+        return bool(self._sounds or self._payloads or self.sessions)
 
     def _cancel(self, hearing: Hearing) -> None:
         if hearing.over:

@@ -6,24 +6,19 @@ conductor chooses the slices, and a step of the lane runs one.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ...base.arch import ModelArch
-from ...base.errors import DoesNotFit, InvalidRequest
+from ...base.errors import DoesNotFit
 from ...base.facts import WorkerFacts
 from ...base.hardware import hardware
 from ...base.identity import Identity
 from ...base.modelfiles import ModelFiles
-from ...base.request import Request, SequenceDelta, StepStats
-from ...base.step import PoolShape, StepPlan, StepResult
+from ...base.step import PoolShape
 from ...kernels.cpu.library import Team
 from ...kv.holdings import Holdings
 from ...loader.content import content_digest
 from ...roofline.memory import USABLE, MemoryPlan
-from ...sched.limits import StepRoom
-from ...speech.conductor import Conductor
 from ...speech.frame_transcript import FrameTranscriber
 from ...speech.moonshine import MoonshineNetwork
 from ...speech.moonshine_files import MoonshineFiles, open_moonshine
@@ -33,6 +28,7 @@ from ...speech.transcript import Transcriber
 from ..loop.build import BuildOrder, Built
 from ..loop.core import EngineCore
 from ..loop.executor import InlineExecutor
+from ..loop.sliced import SlicePlanner, SliceWorker
 from .options import HearingForm, form_of
 
 FRAMES = "frames"
@@ -96,7 +92,7 @@ def build_frames(wanted: BuildOrder) -> Built:
     rows = transcriber.network.windows
     pool = PoolShape(1, ())
     memory = MemoryPlan(pool, rows, 1, 1, form.kv, *sizes, (), beside_bytes=beside.bytes)
-    core = EngineCore(FramePlanner(transcriber.conductor), executor)
+    core = EngineCore(SlicePlanner(transcriber.conductor), executor)
     identity = Identity.of(content_digest(files), files.arch, options, form.decisions)
     return Built(core, memory, facts, form.decisions, identity, Holdings([], 1))
 
@@ -125,85 +121,12 @@ def frame_transcriber(files: ModelFiles, form: HearingForm) -> FrameTranscriber:
     return FrameTranscriber(ParakeetNetwork(opened, team, form.precision))
 
 
-class FrameWorker:
-    """Worker that runs one slice of the conductor's next window in a step."""
+class FrameWorker(SliceWorker):
+    """Worker that computes one slice of the conductor's next window in a step."""
 
     def __init__(self, transcriber: FrameTranscriber) -> None:
+        super().__init__(transcriber.conductor)
         self.transcriber = transcriber
-
-    def allocate(self, pool: PoolShape) -> None:
-        """Its network has no pool."""
-
-    def warm_up(self) -> None:
-        """Its first sound is noise: `desk.warming`."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        begin = time.perf_counter()
-        self.transcriber.jobs.turn()
-        seconds = time.perf_counter() - begin
-        return StepResult(plan.number, [], seconds=seconds, encoding=seconds)
-
-    def prepare_grammar(
-        self, source: str, owner: str = "", done: Callable[[], None] | None = None
-    ) -> bool:
-        return False
-
-    def load_adapter(self, name: str, path: str) -> None:
-        """It has no adapters."""
-
-    def unload_adapter(self, name: str) -> None:
-        """It has no adapters."""
 
     def close(self) -> None:
         self.transcriber.close()
-
-
-class FramePlanner:
-    """Control plane of such a lane: while the conductor has jobs, the next step is a slice."""
-
-    max_context = 1
-    waiting = 0
-    pressure = (0, 0)
-
-    def __init__(self, conductor: Conductor) -> None:
-        self.room = StepRoom(1, 1)
-        self._conductor = conductor
-        self._steps = 0
-        self._in_flight = False
-
-    @property
-    def has_work(self) -> bool:
-        return self._in_flight or not self._conductor.idle
-
-    def add(self, request: Request) -> None:
-        raise InvalidRequest("this model transcribes sounds alone", param="model")
-
-    def abort(self, request_id: str) -> list[SequenceDelta]:
-        return []
-
-    def abort_choice(self, request_id: str, choice: int) -> list[SequenceDelta]:
-        return []
-
-    def schedule(self) -> StepPlan | None:
-        if self._in_flight or self._conductor.idle:
-            return None
-        self._in_flight = True
-        self._steps += 1
-        return StepPlan(self._steps, [], [], [], [])
-
-    def update(self, plan: StepPlan, result: StepResult) -> list[SequenceDelta]:
-        self._in_flight = False
-        return []
-
-    def fail(self, plan: StepPlan, message: str, *, again: bool = False) -> list[SequenceDelta]:
-        self._in_flight = False
-        return []
-
-    def stats(self) -> StepStats:
-        return StepStats(self._steps)
-
-    def check_integrity(self) -> None:
-        assert not self._in_flight
-
-    def requests(self) -> Iterable[Request]:
-        return ()

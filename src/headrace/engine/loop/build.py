@@ -56,6 +56,7 @@ from .start import (
 
 if TYPE_CHECKING:
     from .lending import Lender
+    from .spoken import CodecPart
 
 log = logging.getLogger("headrace.engine")
 
@@ -84,8 +85,12 @@ class Built:
     lender: Lender | None = None
     encoder: EncoderShape | None = None
     """Shape of the part that encodes inputs which are not text."""
+    codec: CodecPart | None = None
+    """The loaded codec of a model that speaks."""
 
     def close(self) -> None:
+        if self.codec is not None:
+            self.codec.lane.executor.close()
         if self.lender is not None:
             self.lender.close()
         if self.context is not None:
@@ -148,6 +153,13 @@ class LoadedEngine(NamedTuple):
     """The plan with the size of the files."""
     executor: Executor
     facts: WorkerFacts
+    codec: CodecPart | None = None
+
+    def close(self) -> None:
+        """Give everything back."""
+        if self.codec is not None:
+            self.codec.lane.executor.close()
+        self.executor.close()
 
 
 @contextmanager
@@ -178,10 +190,16 @@ def load(wanted: BuildOrder, on_phase: OnPhase) -> LoadedEngine:
         for name, seconds in facts.phases.items():
             on_phase(name, seconds)
         on_phase("load_other", time.monotonic() - begin - sum(facts.phases.values()))
+        codec = None
+        if resolved.codec is not None:
+            with _phase("load_codec", on_phase):
+                from .spoken import load_codec  # Local: text does without the codec's imports.
+
+                codec = load_codec(resolved.codec, executor, resolved.options.threads or 1)
     except BaseException:
         executor.close()
         raise
-    return LoadedEngine(wanted, resolved, wish, executor, facts)
+    return LoadedEngine(wanted, resolved, wish, executor, facts, codec)
 
 
 def finish(
@@ -194,7 +212,7 @@ def finish(
 
     `on_memory` is called when nothing more will be allocated.
     """
-    (options, files, worker, _, _, _), resolved, wish, executor, facts = loaded
+    (options, files, worker, _, _, _), resolved, wish, executor, facts, codec = loaded
     try:
         resolved = replace(
             resolved,
@@ -241,10 +259,11 @@ def finish(
             )
         on_phase("first_token", time.monotonic() - begin)
     except BaseException:
-        executor.close()
+        loaded.close()
         raise
     shape = None if resolved.encoder is None else resolved.encoder.shape
-    return Built(core, memory, facts, decisions, identity, kv.holdings, context, lender, shape)
+    parts = shape, codec
+    return Built(core, memory, facts, decisions, identity, kv.holdings, context, lender, *parts)
 
 
 def _warn_of_gpus(found: Hardware, resolved: Resolved) -> None:

@@ -1,6 +1,6 @@
 """The sources of workers: named functions, so that another process can find the same one.
 
-A loader takes the files and the settings (fields of `worker.WorkerOptions`, as plain values) and
+A loader takes the files and the settings (`WorkerOptions`) and
 returns a loaded worker with its facts. A loader of further models of a server also takes `beside`,
 the worker of another. Tests and the simulator name their own.
 """
@@ -19,6 +19,7 @@ from ...base.config import CPU_KERNELS, Decision
 from ...base.extras import needing_torch
 from ...base.facts import WorkerFacts
 from ...base.modelfiles import ModelFiles
+from ...base.workeroptions import WorkerOptions
 from ...loader.panels import PanelShelf
 from ...loader.progress import TerminalLine
 from .executor import LoadedWorker
@@ -38,7 +39,7 @@ def worker_loader(name: str) -> WorkerLoader:
 
 
 def load_worker(
-    files: ModelFiles, settings: dict[str, Any], beside: Any = None
+    files: ModelFiles, settings: WorkerOptions, beside: Any = None
 ) -> tuple[LoadedWorker, WorkerFacts]:
     """Load the real worker on the device that the settings name. `beside`: the `Worker` of another
     model, which computes at other times."""
@@ -50,12 +51,12 @@ def load_worker(
         # Kept weights are read and checked by another core while this one imports the worker.
         shelf = thread.submit(_shelf, files, settings)
         # Local: only a process with a worker pays for these imports.
-        from ...worker import Worker, WorkerOptions
+        from ...worker import Worker
 
         imported = time.monotonic() - begin
         worker = Worker(
             files,
-            WorkerOptions(**settings),
+            settings,
             grammar_tokenizer=tokenizer_for_grammars(files),
             shelf=shelf.result(),
             beside=beside,
@@ -64,39 +65,38 @@ def load_worker(
     return worker, replace(facts, phases={"import_worker": imported, **facts.phases})
 
 
-def _shelf(files: ModelFiles, settings: dict[str, Any]) -> PanelShelf | None:
+def _shelf(files: ModelFiles, settings: WorkerOptions) -> PanelShelf | None:
     """Return a model's packed-weight cache, if the CPU kernels may serve it and keeping is
     wanted."""
-    folder = settings.get("panels")
-    if folder is None or settings.get("device", "cpu") != "cpu":
+    if settings.panels is None or settings.device != "cpu":
         return None
-    if settings.get("kernels", "auto") not in ("auto", "cpu"):
+    if settings.kernels not in ("auto", "cpu"):
         return None
     # Local: imports numpy, 60 ms of the process that only serves HTTP.
     from ...kernels.cpu.library import LAYOUT
 
-    return PanelShelf(files, Path(folder), LAYOUT, progress=TerminalLine())
+    return PanelShelf(files, Path(settings.panels), LAYOUT, progress=TerminalLine())
 
 
-def kernel_decisions(files: ModelFiles, settings: dict[str, Any]) -> list[Decision]:
+def kernel_decisions(files: ModelFiles, settings: WorkerOptions) -> list[Decision]:
     """Return the kernels that would serve, operator by operator; loads no weight."""
     with needing_torch(lambda: _who_needs_torch(files, settings)):
-        from ...worker import loading, options  # Local, as above.
+        from ...worker import loading  # Local, as above.
 
-        return loading.kernel_decisions(files, options.WorkerOptions(**settings))
+        return loading.kernel_decisions(files, settings)
 
 
-def _who_needs_torch(files: ModelFiles, settings: dict[str, Any]) -> str:
+def _who_needs_torch(files: ModelFiles, settings: WorkerOptions) -> str:
     """Return the first of the reasons why a worker computes on tensors."""
     # Local, as above.
     from ...kernels.cpu.library import LibraryAbsent, load
 
-    device, kernels = settings.get("device", "cpu"), settings.get("kernels", "auto")
+    device, kernels = settings.device, settings.kernels
     if device != "cpu":
         return f"device {device}"
     if kernels not in CPU_KERNELS:
         return f"--kernels {kernels}"
-    if settings.get("adapters"):
+    if settings.adapters:
         return "serving adapters"
     try:
         load()

@@ -23,12 +23,15 @@ from ..messages import Configure, Ready, WireError, WireFiles, WireModel
 from ..preload import give_back
 from .build import BuildOrder, Built, LoadedEngine, OnPhase, build, finish, load, unheard, whole
 from .controls import Controls
+from .core import Told
 from .executor import Executor
 from .start import Beside, beside_of, keeping
 
 if TYPE_CHECKING:
+    from ...base.request import Request
     from ..hearing.desk import Desk
     from .lending import Lender
+    from .spoken import SpokenSounds
 
 log = logging.getLogger("headrace.engine")
 OpenFiles = Callable[[WireFiles, EngineOptions], ModelFiles]
@@ -47,6 +50,8 @@ class Models:
         self.controls = {0: Controls(first, files)}
         self.desks: dict[int, Desk] = {}
         """Sounds of the transcription models."""
+        self.spoken: dict[int, SpokenSounds] = {}
+        """Sounds of the models that speak, whose codec has the lane `codec_of(number)`."""
         self._hear(0, files)
         self._keep_kv = keep_kv
         self._worker = worker
@@ -113,9 +118,48 @@ class Models:
         self._hear(model.number, files)
 
     def _hear(self, number: int, files: ModelFiles) -> None:
-        """Open the request queue of a model that transcribes."""
+        """Open the request queue of a model that transcribes, or the codec's lane of one that
+        speaks."""
         if files.format in HEARD:
             self.desks[number] = _hearing().desk_of(self.built[number], files, self.core, number)
+        if (codec := self.built[number].codec) is not None:
+            self.spoken[number] = codec.spoken
+            self.core.join(codec_of(number), codec.lane)
+
+    # Requests
+
+    def add(self, request: Request, model: int) -> None:
+        """Accept a request of a model. Raises what `Scheduler.add` raises, and `Overloaded`."""
+        self.check_awake(model)
+        self.core.add(request, model)
+        if request.spec.task == "sound":
+            self.spoken[model].begin(request)
+
+    def abort(self, request_id: str, model: int) -> None:
+        """End a request of a model in any state; its deltas come with the next turn."""
+        if model in self.desks:
+            self.desks[model].drop(request_id)
+            return
+        self.core.abort(request_id, model)
+        if model in self.spoken:
+            self.core.abort(request_id, codec_of(model))
+
+    def step(self) -> list[Told]:
+        """Make one turn of the loop: see `EngineCore.step`. What sounds were made of is not in
+        the list, and what codecs made stands under their models."""
+        found = []
+        for model, lane, deltas in self.core.step():
+            if model in self.desks:
+                self.desks[model].take(deltas, lane.stats.seconds)
+                found.append(Told(model, lane, []))
+            elif model in self.spoken:
+                found.append(Told(model, lane, self.spoken[model].take(deltas)))
+            elif model >= 0:
+                found.append(Told(model, lane, deltas))
+            elif deltas:
+                model = codec_of(model)
+                found.append(Told(model, self.core.lanes[model], deltas))
+        return found
 
     # Models that come and go while others are served
 
@@ -214,6 +258,8 @@ class Models:
             self.core.leave(number)
             del self.controls[number]
             self.desks.pop(number, None)
+            if self.spoken.pop(number, None) is not None:
+                self.core.leave(codec_of(number))
             self.built.pop(number).close()
             gc.unfreeze()
             gc.collect()
@@ -223,7 +269,8 @@ class Models:
         return messages.ModelDone(number, error=WireError.of(error))
 
     def _steps(self, number: int) -> bool:
-        return self.core.lanes[number].has_work
+        lanes = self.core.lanes
+        return any(lanes[one].has_work for one in (number, codec_of(number)) if one in lanes)
 
     def _works(self, number: int) -> bool:
         desk = self.desks.get(number)
@@ -248,7 +295,7 @@ class Models:
             built.memory.rows,
             built.decisions,
             facts,
-            list(built.facts.features),
+            [*built.facts.features, *(["sound"] if number in self.spoken else [])],
             built.identity,
             languages=[] if desk is None else desk.languages,
         )
@@ -291,6 +338,11 @@ class Models:
         """Close all models, the first one last."""
         for number in reversed(list(self.built)):
             self.built[number].close()
+
+
+def codec_of(model: int) -> int:
+    """Return the number of the lane of a model's codec; of that number, the model's."""
+    return ~model
 
 
 def _hearing() -> Any:

@@ -27,6 +27,7 @@ from ...base.modelfiles import ModelFiles
 from ...base.split import Role
 from ...base.step import MOST_DRAFTS
 from ...base.textlibrary import absence
+from ...base.workeroptions import WorkerOptions
 from ...loader.panels import panel_folder
 from ...roofline.memory import HOST_POOL_SHARE, USABLE, MemoryPlan, plan_memory
 from ...speculate import names_of
@@ -36,6 +37,7 @@ from .draft_model import DraftPlan, plan_draft, tokenizer_of
 from .encoder import EncoderPlan, plan_encoder
 from .real import kernel_decisions
 from .split import split_role
+from .spoken_plan import CodecPlan, plan_codec
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 """Budget of a step: large enough for full speed of the matrix products on the device, and small
@@ -94,6 +96,8 @@ class Resolved:
     """The plan of the draft model."""
     encoder: EncoderPlan | None = None
     """The plan of the part that encodes inputs which are not text."""
+    codec: CodecPlan | None = None
+    """The plan of the codec of a model that speaks."""
     beside: Beside = ALONE
 
 
@@ -184,7 +188,11 @@ def resolve(
     if encoder is not None:
         decisions.append(encoder.decision)
         resolved = _with_atom(resolved, encoder, decide)
-    return Resolved(resolved, tuple(decisions), available, kv_memory, draft, encoder, beside)
+    codec = plan_codec(files, resolved.max_sequences or ROWS)
+    if codec is not None:
+        decisions.append(codec.decision)
+    known = tuple(decisions), available, kv_memory
+    return Resolved(resolved, *known, draft, encoder, codec, beside)
 
 
 def _with_atom(
@@ -350,6 +358,10 @@ def _plan(
     slots = () if draft is None else draft.slots
     slot_bytes = layout.devices * group_bytes(slots, options.block_size)
     encoding_bytes = 0 if resolved.encoder is None else resolved.encoder.bytes
+    codec_bytes = 0
+    if resolved.codec is not None and options.device == "cpu":  # Else it takes none of the device.
+        codec_bytes = resolved.codec.bytes
+    part_bytes = slot_bytes + encoding_bytes + codec_bytes
     beside = resolved.beside
 
     def planned(kv_memory: int | None) -> MemoryPlan:
@@ -357,7 +369,7 @@ def _plan(
         assert options.depth is not None
         return plan_memory(
             files.arch,
-            weight_bytes=weight_bytes + slot_bytes + encoding_bytes + beside.bytes,
+            weight_bytes=weight_bytes + part_bytes + beside.bytes,
             available=resolved.available,
             rows=rows,
             step_tokens=options.step_tokens,
@@ -396,6 +408,7 @@ def _plan(
         weight_bytes=weight_bytes,
         kv_bytes=memory.kv_bytes + slot_bytes,
         encoding_bytes=encoding_bytes,
+        codec_bytes=codec_bytes,
         beside_bytes=beside.bytes,
     )
 
@@ -413,28 +426,28 @@ def _of_several(memory: MemoryPlan, beside: Beside) -> MemoryPlan:
     return replace(memory, decisions=decisions)
 
 
-def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
-    """Return the fields of `worker.WorkerOptions`."""
+def worker_settings(resolved: Resolved, memory: MemoryPlan) -> WorkerOptions:
+    """Return the options of the worker."""
     options = resolved.options
-    return {
-        "device": options.device,
-        "dtype": options.dtype,
-        "kv_dtype": options.kv_dtype,
-        "kernels": options.kernels,
-        "deterministic": options.deterministic,
-        "quantise": options.quantise,
-        "threads": options.threads,
-        "rows": memory.rows,
-        "step_tokens": memory.step_tokens,
-        "max_context": memory.max_context,
-        "adapters": options.max_adapters,
-        "adapter_rank": options.adapter_rank,
-        "drafts": drafts_of(options),
-        "drafters": options.speculate if drafts_of(options) else "auto",
-        "draft_model": None if resolved.draft is None else resolved.draft.path,
-        "lends": Role.parse(options.role).kind == "prefill",
-        "panels": str(panel_folder(options.cache_dir)) if options.keep_packed else None,
-    }
+    return WorkerOptions(
+        device=options.device,
+        dtype=options.dtype,
+        kv_dtype=options.kv_dtype,
+        kernels=options.kernels,
+        deterministic=options.deterministic,
+        quantise=options.quantise,
+        threads=options.threads,
+        rows=memory.rows,
+        step_tokens=memory.step_tokens,
+        max_context=memory.max_context,
+        adapters=options.max_adapters,
+        adapter_rank=options.adapter_rank,
+        drafts=drafts_of(options),
+        drafters=options.speculate if drafts_of(options) else "auto",
+        draft_model=None if resolved.draft is None else resolved.draft.path,
+        lends=Role.parse(options.role).kind == "prefill",
+        panels=str(panel_folder(options.cache_dir)) if options.keep_packed else None,
+    )
 
 
 def explain(

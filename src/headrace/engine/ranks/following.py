@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from dataclasses import replace
 
 from ...base.config import EngineOptions
 from ...base.errors import EngineDead, HeadraceError
@@ -40,13 +40,14 @@ def follow(
 
     def load(asked: messages.Load) -> tuple[LoadedWorker, WorkerFacts]:
         """Load the model that rank 0 decided on, with this host's files, threads and memory."""
-        here: dict[str, Any] = {
-            "rank": place.rank,
-            "commons": circle.descriptor,
-            "threads": options.threads or cpu().physical_cores,
-            "panels": str(panel_folder(options.cache_dir)) if options.keep_packed else None,
-        }
-        return worker_loader(worker)(files, {**asked.settings, **here})
+        here = replace(
+            asked.settings,
+            rank=place.rank,
+            commons=circle.descriptor,
+            threads=options.threads or cpu().physical_cores,
+            panels=str(panel_folder(options.cache_dir)) if options.keep_packed else None,
+        )
+        return worker_loader(worker)(files, here)
 
     def check() -> None:
         wake.clear()

@@ -13,8 +13,8 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ...base.cut import even
 from ...base.errors import EngineDead, EngineFault, HeadraceError
@@ -22,6 +22,7 @@ from ...base.facts import WorkerFacts
 from ...base.layout import Layout
 from ...base.modelfiles import ModelFiles
 from ...base.step import PoolShape, StepPlan, StepResult
+from ...base.workeroptions import WorkerOptions
 from ...dist.channel import PeerGone
 from ...dist.commons import Commons, make_commons
 from ...dist.wake import AnyBell, Bell
@@ -46,19 +47,19 @@ class GroupExecutor:
     def __init__(
         self,
         files: ModelFiles,
-        settings: dict[str, Any],
+        settings: WorkerOptions,
         worker: str,
         met: LocalRanks | JoinedRanks,
         layout: Layout,
     ) -> None:
         """`settings`: of one worker. `met`: the other ranks."""
         self._met, stages = met, layout.pp
-        settings = {**settings, "dealt": layout.ep}
-        own = {**settings, "ranks": met.ranks, "stages": stages, **met.settings(0, settings)}
+        settings = replace(settings, dealt=layout.ep, ranks=met.ranks, stages=stages)
+        own = met.settings(0, settings)
         self._each = met.ranks // stages
         """Number of ranks with the same layers."""
         self._others = [
-            MultiprocExecutor(files, {**own, **met.settings(rank, settings)}, end)
+            MultiprocExecutor(files, met.settings(rank, settings), end)
             for rank, end in enumerate(met.ends, 1)
         ]
         self._own = InlineExecutor(lambda: worker_loader(worker)(files, own))
@@ -201,11 +202,12 @@ class LocalRanks:
         if end.killed and not self._stopped:
             tell_parent(f"{end.name} {end.how()}")
 
-    def settings(self, rank: int, whole: dict[str, Any]) -> dict[str, Any]:
+    def settings(self, rank: int, whole: WorkerOptions) -> WorkerOptions:
         """Return the settings of a rank; the ranks share the threads of one worker."""
-        threads = even(max(whole["threads"], self.ranks), self.ranks)
+        assert whole.threads is not None
+        threads = even(max(whole.threads, self.ranks), self.ranks)
         mine = threads[rank + 1] - threads[rank]
-        return {"rank": rank, "threads": mine, "commons": self._descriptor}
+        return replace(whole, rank=rank, threads=mine, commons=self._descriptor)
 
     def stop(self) -> None:
         """Release all that wait for a rank in an all-gather."""
@@ -240,8 +242,8 @@ class JoinedRanks:
     def culprit(self) -> int | None:
         return next(iter(self._circle.lost), self._circle.wire.culprit)
 
-    def settings(self, rank: int, whole: dict[str, Any]) -> dict[str, Any]:
-        return {"rank": rank, "commons": self._circle.descriptor}
+    def settings(self, rank: int, whole: WorkerOptions) -> WorkerOptions:
+        return replace(whole, rank=rank, commons=self._circle.descriptor)
 
     def stop(self) -> None:
         """Tell the other ranks which rank is lost, if there is one."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...base.config import EngineOptions
 from ...base.errors import OptionError
 from ...base.layout import ONE, Layout
 from ...base.modelfiles import ModelFiles
+from ...base.workeroptions import WorkerOptions
 from .group import GroupExecutor, JoinedRanks, LocalRanks
 from .joining import joins
 from .launch import place_of
@@ -18,7 +17,7 @@ from .stages import StagesExecutor
 
 def in_processes(
     files: ModelFiles,
-    settings: dict[str, Any],
+    settings: WorkerOptions,
     worker: str,
     options: EngineOptions,
     *,

@@ -10,13 +10,14 @@ import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...base.errors import EngineDead
 from ...base.facts import WorkerFacts
 from ...base.modelfiles import ModelFiles
 from ...base.step import PoolShape, StepPlan, StepResult
+from ...base.workeroptions import WorkerOptions
 from ...dist.channel import Channel, PeerGone
 from ...dist.wake import AnyBell, Bell, Wake
 from .. import messages
@@ -41,7 +42,7 @@ class MultiprocExecutor:
     def __init__(
         self,
         files: ModelFiles,
-        settings: dict[str, Any],
+        settings: WorkerOptions,
         worker: str | WorkerEnd,
         *,
         share_pool: bool = False,
@@ -56,7 +57,7 @@ class MultiprocExecutor:
         keep = []
         if share_pool:
             self.pool_file = os.memfd_create("headrace pool")
-            self._settings = {**settings, "pool_file": self.pool_file}
+            self._settings = replace(settings, pool_file=self.pool_file)
             keep = [self.pool_file]
         if isinstance(worker, str):
             worker = SpawnedEnd("the worker process", worker, keep)

@@ -86,7 +86,7 @@ def serve(
                     done = worker.prepare_grammar(grammar, owner, wake.ring)
                     channel.send(messages.Prepared(done))
                 case messages.Load(_, settings):
-                    hot = settings.get("ranks", 1) > 1
+                    hot = settings.ranks > 1
                     worker, facts = load(message)
                     phases = {"worker_process": began - spawned, **facts.phases}
                     channel.send(messages.Loaded(replace(facts, phases=phases)))

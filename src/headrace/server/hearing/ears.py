@@ -11,7 +11,6 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from ...base.errors import EngineFault, InvalidRequest
-from ...base.shares import Shares
 from ...engine.hearing.engine import Hearing, HearingEngine
 from ...engine.hearing.records import HeardSegment, HearOptions, SoundEnd
 from ...media import RATE, REFUSALS, AudioLimits, declared, decode_into
@@ -32,8 +31,6 @@ LIMITS = AudioLimits()
 LONG_SECONDS, LONG_BYTES = 600.0, 1 << 18
 """Length in seconds from which decoding a sound takes seconds; size, if its header gives no
 length."""
-MOST_SESSIONS = 128
-"""Maximum sessions of a server; one key may have half of them."""
 
 
 class HearingRoutes:
@@ -42,7 +39,6 @@ class HearingRoutes:
     def __init__(self, service: Service, engine: HearingEngine) -> None:
         self.service = service
         self.engine = engine
-        self._sessions = Shares(MOST_SESSIONS, "as many sessions are open as are allowed")
 
     async def transcribe(self, request: Request, task: str) -> Response:
         """Answer a form with a sound file, whole or as a stream."""
@@ -73,7 +69,7 @@ class HearingRoutes:
 
     def live(self, request: Request) -> Response:
         """Answer the handshake of a session."""
-        return Live(self.service, self.engine, request, self._sessions)
+        return Live(self.service, self.engine, request)
 
     async def _whole(
         self, data: bytearray, options: HearOptions, name: str

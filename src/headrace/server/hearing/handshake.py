@@ -11,7 +11,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...base.errors import InvalidRequest
-from ...base.shares import Shares
 from ...engine.hearing.engine import HearingEngine
 from ...engine.preload import give_back
 from ..caller import CALLER
@@ -32,11 +31,8 @@ class Live(Response):
 
     cleared = 0.0
 
-    def __init__(
-        self, service: Service, engine: HearingEngine, request: Request, places: Shares
-    ) -> None:
-        """Check that the session may open; raise the reason if not. `places` bounds all
-        sessions."""
+    def __init__(self, service: Service, engine: HearingEngine, request: Request) -> None:
+        """Check that the session may open; raise the reason if not."""
         super().__init__(status_code=101)
         del self.headers["content-length"]
         service.check_model(request.query_params.get("model"))
@@ -47,7 +43,7 @@ class Live(Response):
             )
         engine.check_open()
         service.enter(request.scope)
-        self._service, self._engine, self._places = service, engine, places
+        self._service, self._engine, self._places = service, engine, service.bodies.sessions
         self._beta = "realtime" in request.headers.get("openai-beta", "")
         self._account: Account | None = request.scope.get("headrace.account")
 
@@ -68,10 +64,12 @@ class Live(Response):
             self._service, self._engine, self._account, send, scope, beta=self._beta
         )
         self._engine.metrics.sessions.inc()
+        self._engine.sessions += 1
         try:
             await session.run(receive, socket)
         finally:
             self._engine.metrics.sessions.dec()
+            self._engine.sessions -= 1
             if time.monotonic() > Live.cleared + CLEAR_SECONDS:
                 Live.cleared = time.monotonic()
                 gc.collect()
