@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from .encodings import SealedHandle
+from .ranking import RankingInput
 from .sampling import SamplingParams
 
-Task = Literal["tokens", "vector", "score", "alignment"]
-"""Requested output: text token by token, the vector of an input, the score of a pair of texts, or
-where in an encoded input each token of a text is."""
+Task = Literal["tokens", "vector", "score", "alignment", "rank"]
+"""Requested output: text token by token, the vector of an input, the score of a pair of texts,
+where in an encoded input each token of a text is, or the scores of candidates."""
 
 SEEDS = 2**64
 """Exclusive upper bound of seeds, which start at 0."""
@@ -129,6 +130,8 @@ class RequestSpec:
     rules: TimeRules | None = None
     alignment: AlignmentWish | None = None
     """Wish of the task "alignment"."""
+    ranking: RankingInput | None = None
+    """Features of the task "rank"; the prompt has a placeholder for each candidate."""
 
     @property
     def generates(self) -> bool:

@@ -293,7 +293,18 @@ def _relu2(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x).square_()
 
 
-_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu, "relu2": _relu2}
+def _identity(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+_ACTIVATIONS = {
+    "silu": _silu,
+    "gelu_tanh": _gelu_tanh,
+    "gelu": _gelu,
+    "relu2": _relu2,
+    "relu": functional.relu,
+    "identity": _identity,
+}
 
 
 def _data(weight: Weight) -> torch.Tensor:

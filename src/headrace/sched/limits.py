@@ -39,6 +39,9 @@ class Limits:
     atom: int = 0
     """Most tokens of a prompt that see each other, so that one step computes them. They fit beside
     a token of each other sequence, however small a step has become."""
+    cuts: bool = False
+    """Whether units are computed each by itself, so that work which keeps nothing between two steps
+    is cut anywhere, too."""
 
     def __post_init__(self) -> None:
         for name, low in (("rows", 1), ("max_context", 2), ("max_waiting", 0), ("drafts", 0)):
@@ -76,6 +79,7 @@ class StepRoom:
     @classmethod
     def of(cls, limits: Limits, *, keeps: bool) -> StepRoom:
         """`keeps`: work keeps blocks between two steps, so that its units may be cut anywhere."""
+        keeps = keeps or limits.cuts
         least = max(LEAST_STEP, limits.running + limits.atom) if keeps else limits.step_tokens
         return cls(limits.step_tokens, least)
 

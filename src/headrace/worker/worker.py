@@ -51,6 +51,7 @@ from .options import WorkerOptions, resolve
 from .part import Part
 from .pooling import Pooler
 from .prompt_scores import PromptScores
+from .ranking import Ranking
 from .reasoning import ReasoningBudgets
 from .rows import BlockTables, Rows
 from .step import Steps
@@ -198,6 +199,8 @@ class Worker:
         return self.text.cache
 
     def _features(self, model: Model) -> tuple[str, ...]:
+        if self.arch.ranker is not None:
+            return ("ranking",)
         if not model.generates:
             return ("pooling", "score") if model.labels else ("pooling",)
         parts = {"grammar": self._grammars, "adapter": self._adapters}
@@ -326,6 +329,10 @@ class Worker:
         without the head has adapters alone."""
         if self.text.headless:
             return [] if self._adapters is None else [self._adapters]
+        if self.arch.ranker is not None:
+            ranking = Ranking(self.arch.ranker)
+            self._rows.ranked = ranking.rows_of
+            return [ranking]
         listed: list[RowFeature] = [Logprobs()]
         if self._masks is not None:
             self._masks.close()
