@@ -12,7 +12,7 @@ libraries and types it is as invariant as torch is there.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -297,7 +297,7 @@ def _identity(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": _silu,
     "gelu_tanh": _gelu_tanh,
     "gelu": _gelu,
