@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from headrace.base.graph import TOKENS, Node, Value, WeightRef
 from headrace.base.ranking import Bag, BagsSpec
 from headrace.kernels import ranked
 from headrace.kernels.cpu import bags as records
@@ -12,6 +13,7 @@ from headrace.kernels.cpu import emit
 from headrace.kernels.cpu.emit import matrix
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.records import HrStep
+from headrace.kernels.prepared import Prepared
 from headrace.kernels.ranked import BagRows, RankedRows
 from headrace.kernels.weights import DenseWeight, PackedWeight, Weight
 
@@ -56,7 +58,10 @@ def test_the_same_bits(ops: CpuOperators, kind: str, width: int) -> None:
     y = np.full(wanted.shape, np.nan, np.float32)
     step = HrStep(n=N)
     records.fill_ranked(step, given)
-    op = records.bags(matrix(x), 5, spec, prepared, matrix(y))
+    refs = [WeightRef((f"{at}.weight",), (ROWS,), width, "bag") for at in range(4)]
+    known = Prepared(dict(zip([ref.key for ref in refs], prepared, strict=True)))
+    node = Node("embed", (Value(TOKENS, 5),), (Value(TOKENS, y.shape[1]),), tuple(refs), spec)
+    op = records.bags(node, spec, [matrix(x)], known, matrix(y))
     ops.team.run(emit.program([op]), 1, step)
     assert np.array_equal(y, wanted)
 

@@ -57,6 +57,12 @@ class Limits:
             raise OptionError(f"depth must be 1 or 2, not {self.depth}", param="depth")
 
     @property
+    def unkept(self) -> int:
+        """Most units of work that keeps nothing between two steps: one step computes it, unless it
+        is cut anywhere."""
+        return self.max_context if self.cuts else self.step_tokens
+
+    @property
     def running(self) -> int:
         """Most sequences that run, few enough that each of them can decode in every step."""
         return min(self.rows, self.step_tokens)

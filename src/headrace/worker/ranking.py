@@ -27,7 +27,7 @@ class _Ranked(NamedTuple):
     scores: list[float]
 
 
-class Ranking(RowWish[_Ranked]):
+class CandidateScores(RowWish[_Ranked]):
     """Scores [candidates] of each row that wants them, over as many steps as it takes."""
 
     want = EVERY

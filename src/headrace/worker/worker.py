@@ -51,7 +51,7 @@ from .options import WorkerOptions, resolve
 from .part import Part
 from .pooling import Pooler
 from .prompt_scores import PromptScores
-from .ranking import Ranking
+from .ranking import CandidateScores
 from .reasoning import ReasoningBudgets
 from .rows import BlockTables, Rows
 from .step import Steps
@@ -330,9 +330,9 @@ class Worker:
         if self.text.headless:
             return [] if self._adapters is None else [self._adapters]
         if self.arch.ranker is not None:
-            ranking = Ranking(self.arch.ranker)
-            self._rows.ranked = ranking.rows_of
-            return [ranking]
+            scores = CandidateScores(self.arch.ranker)
+            self._rows.ranked = scores.rows_of
+            return [scores]
         listed: list[RowFeature] = [Logprobs()]
         if self._masks is not None:
             self._masks.close()

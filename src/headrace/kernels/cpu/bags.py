@@ -6,8 +6,10 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ...base.graph import Node
 from ...base.ranking import BagsSpec
 from ..arrays import Array, address, contiguous, stride
+from ..prepared import Prepared
 from ..ranked import RankedRows, keeps_codes
 from ..weights import DenseWeight, LateWeight, PackedWeight, Weight
 from .emit import NOWHERE, Emitted, Matrix, filled, record
@@ -28,16 +30,16 @@ def table(weight: Weight) -> Weight:
     return table_of(stored)
 
 
-def bags(
-    x: Matrix | None, size: int, spec: BagsSpec, tables: Sequence[Weight], y: Matrix
-) -> Emitted:
-    """Emit x [N, size], numbers and bags side by side."""
+def bags(node: Node, spec: BagsSpec, x: Sequence[Matrix], weights: Prepared, y: Matrix) -> Emitted:
+    """Emit what the node reads, numbers and bags side by side. `x`: where that lies."""
+    tables = [weights.weight(ref) for ref in node.weights]
+    size = sum(value.width for value in node.reads)
     array = (_TABLE * len(tables))()
     first = size + spec.numbers
     for at, (bag, weight) in enumerate(zip(spec.bags, tables, strict=True)):
         array[at] = filled(_TABLE, *_rows(weight), first, bag.feature, bag.pool == "mean")
         first += weight.shape[1]
-    return record("BAGS", x or NOWHERE, y, array, len(tables), size, spec.numbers)
+    return record("BAGS", *(x or [NOWHERE]), y, array, len(tables), size, spec.numbers)
 
 
 def _rows(weight: Weight) -> tuple[Array, Array | None, int, int, int]:

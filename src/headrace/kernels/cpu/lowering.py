@@ -240,15 +240,11 @@ class Lowering(Fusion):
 
     def _embed(self, index: int, node: Node) -> None:
         spec = node.spec
+        x, y = list(map(self._matrix, node.reads)), self._make_floats(node.out[0])
         if isinstance(spec, BagsSpec):
-            x = self._matrix(node.reads[0]) if node.reads else None
-            size = node.reads[0].width if node.reads else 0
-            weights = [self._weights.weight(ref) for ref in node.weights]
-            y = self._make_floats(node.out[0])
-            self._emit("bags", bags.bags(x, size, spec, weights, y))
+            self._emit("bags", bags.bags(node, spec, x, self._weights, y))
             return
         assert isinstance(spec, EmbedSpec)
-        y = self._make_floats(node.out[0])
         self._emit("embed", emit.embed(self._weight(node), spec.scale, y, spec.index))
 
     def _scatter(self, index: int, node: Node) -> None:
