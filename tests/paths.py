@@ -78,6 +78,11 @@ PATHS: dict[str, tuple[str, ...]] = {
     "several models in one server": (
         "server/test_server_several.py::test_each_answers_as_a_server_of_its_own",
     ),
+    "recommending": (
+        "engine/test_ranker.py",
+        "server/test_server_recommend.py",
+        "server/test_recommend_movielens.py",
+    ),
     "the engine from Python": (
         "engine/test_llm.py::test_every_executor_and_depth_gives_the_same",
         "engine/test_llm.py::test_chat_renders_the_template",

@@ -23,6 +23,7 @@ ACTIVATIONS = {
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "tanh": torch.tanh,
     "relu2": lambda x: functional.relu(x).square(),
+    "relu": functional.relu,
 }
 LENGTHS = (5, 1, 40, 0, 17, 250, 16)
 

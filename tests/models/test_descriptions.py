@@ -13,6 +13,7 @@ from headrace.base.demand import Hidden, demand, head
 from headrace.base.errors import UnsupportedModel
 from headrace.base.graph import AttentionSpec, ExpertsSpec
 from headrace.base.groups import graph_groups
+from headrace.base.ranking import Feature, Ranker
 from headrace.base.verify import verify
 from headrace.models.registry import FAMILIES, describe
 
@@ -31,6 +32,9 @@ ARCH = ModelArch(
 MOE = Moe(experts=4, active=2, intermediate=16)
 SHAPES: dict[str, dict[str, Any]] = {
     "bert": {"encoder": Encoder(types=2, labels=1), "kv_heads": 4},
+    "dlrm_dcnv2": {
+        "ranker": Ranker((Feature("a", True),), (Feature("b", False, 9),), 8, (8,), 2, 4, (6,))
+    },
     "lfm2": {"recurrence": Recurrence("conv", (0, 2), 3, 32)},
     "granitemoehybrid": {"recurrence": Recurrence("ssm", (0, 2), 4, 48, True, 2, 4, 4, 8)},
     "nemotron_h": {
@@ -89,8 +93,9 @@ def arch_of(family: str) -> ModelArch:
     return replace(ARCH, family=family, **SHAPES.get(family, {}))
 
 
-# A text that attends to an input has more attentions: tests/models/test_whisper_graphs.py.
-@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"whisper"}))
+# A text that attends to an input has more attentions: tests/models/test_whisper_graphs.py. A ranker
+# has none.
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"whisper", "dlrm_dcnv2"}))
 def test_every_question_is_a_legal_graph(family: str) -> None:
     graph = describe(arch_of(family))
     questions: tuple[Hidden, ...] = ("none", "sampled", "every")
@@ -105,6 +110,18 @@ def test_every_question_is_a_legal_graph(family: str) -> None:
     recurrence = arch_of(family).recurrence
     bare = () if recurrence is None else recurrence.bare
     assert len(graph.attentions()) + len(states) + len(bare) == ARCH.layers
+
+
+def test_a_ranker_is_bags_crosses_and_layers() -> None:
+    graph = describe(arch_of("dlrm_dcnv2"))
+    cross = ["linear", "linear", "multiply", "add"]
+    kinds = ["embed", "linear", "activate", "embed", *2 * cross, "linear", "activate", "linear"]
+    assert [node.kind for node in graph.nodes] == kinds
+    assert graph.outputs["hidden"].width == 1
+    assert demand(graph, "every").nodes == graph.nodes
+    assert graph.tensors()["bags.b.weight"] == (9, 8)
+    assert graph.tensors()["cross.layers.1.up.weight"] == (16, 4)
+    assert graph_groups(graph, "float32") == (), "it keeps nothing between two steps"
 
 
 def test_windowed_layers_have_their_window_and_their_rope() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .ranking import Ranker
+
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu2"]
 Scoring = Literal["softmax", "sigmoid", "sqrt_softplus"]
 """A router's function of its logits: a softmax over all, or of each its sigmoid or √ log(1 + eˣ)
@@ -269,6 +271,8 @@ class ModelArch:
     moe: Moe | None = None
     mla: Mla | None = None
     encoder: Encoder | None = None
+    ranker: Ranker | None = None
+    """A ranker's shape: it has no layers of a transformer, and a token is a candidate."""
     cross: Cross | None = None
     recurrence: Recurrence | None = None
     uneven: Uneven | None = None
@@ -278,9 +282,11 @@ class ModelArch:
     (Ministral 3)."""
 
     @property
-    def task(self) -> Literal["tokens", "vector", "score"]:
-        """The purpose of the model: to generate, or to compute an input once, whole, for its vector
-        or the score of a pair. A model that generates makes vectors too."""
+    def task(self) -> Literal["tokens", "vector", "score", "rank"]:
+        """The purpose of the model: to generate, or to compute an input once for its vector, the
+        score of a pair, or the scores of candidates. A model that generates makes vectors too."""
+        if self.ranker is not None:
+            return "rank"
         if self.encoder is None:
             return "tokens"
         return "score" if self.encoder.labels else "vector"

@@ -9,7 +9,7 @@ their identity.
 
 | kind | reads → gives | weights | spec |
 |---|---|---|---|
-| `embed` | an index input of the step → [N, D] | table | `EmbedSpec` |
+| `embed` | an index input of the step → [N, D]; of a ranking: perhaps x → x, numbers and bags side by side | table, or one for each bag | `EmbedSpec`, `BagsSpec` |
 | `norm` | [·, D] → [·, D] | gain, and of `layer` perhaps a shift | `NormSpec` |
 | `add` | residual, x → residual + scale · x | | `AddSpec`, perhaps |
 | `scale` | x → factor · x | perhaps one number more | `ScaleSpec` |
@@ -47,10 +47,11 @@ from .arch import Scoring
 from .attending import AttentionSpec as AttentionSpec
 from .attending import LatentSpec as LatentSpec
 from .exchange import ExchangeSpec
+from .ranking import BagsSpec as BagsSpec
 from .recurrent import ConvSpec, DeltaSpec, SsmSpec
 
 T = TypeVar("T")
-Role = Literal["embed", "linear", "logits", "moe", "heads", "vector"]
+Role = Literal["embed", "bag", "linear", "logits", "moe", "heads", "vector"]
 """Kind of a weight: decides the form in which a backend prepares it."""
 Purpose = Literal[
     "", "embed", "head", "qkv", "output", "up", "down", "state_in", "state_out", "shared",
@@ -175,7 +176,7 @@ class LinearSpec(NamedTuple):
 
 
 class ActivationSpec(NamedTuple):
-    name: Literal["silu", "gelu_tanh", "gelu", "tanh", "sigmoid", "relu2"]
+    name: Literal["silu", "gelu_tanh", "gelu", "tanh", "sigmoid", "relu2", "relu", "identity"]
 
 
 class RouteSpec(NamedTuple):

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from .encodings import SealedHandle
+from .ranking import RankingInput
 from .sampling import SamplingParams
 
-Task = Literal["tokens", "sound", "vector", "score", "alignment"]
+Task = Literal["tokens", "sound", "vector", "score", "alignment", "rank"]
 """Requested output: text token by token, the sound whose codes are the tokens, the vector of an
-input, the score of a pair of texts, or where in an encoded input each token of a text is."""
+input, the score of a pair of texts, where in an encoded input each token of a text is, or the
+scores of candidates."""
 GENERATING = "tokens", "sound"
 """Tasks for which tokens are sampled."""
 
@@ -131,6 +133,8 @@ class RequestSpec:
     rules: TimeRules | None = None
     alignment: AlignmentWish | None = None
     """Wish of the task "alignment"."""
+    ranking: RankingInput | None = None
+    """Features of the task "rank"; the prompt has a placeholder for each candidate."""
 
     @property
     def generates(self) -> bool:

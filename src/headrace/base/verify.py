@@ -21,6 +21,7 @@ from .graph import (
     ActivationSpec,
     AddSpec,
     AttentionSpec,
+    BagsSpec,
     Dtype,
     EmbedSpec,
     ExpertsSpec,
@@ -191,6 +192,11 @@ def _form(node: Node) -> Form | None:
     match node.kind, node.spec:
         case "embed", EmbedSpec():
             return Form([], [y], [[("embed", 1, out, y)]])
+        case "embed", BagsSpec(bags, numbers):
+            read = [value.width for value in node.reads[:1]]
+            joined = sum(read) + numbers + sum(ref.width for ref in node.weights)
+            tables: list[Shape] = [("bag", 1, ref.out, ref.width) for ref in node.weights]
+            return Form(read, [joined], [tables[: len(bags)]])
         case "receive", None:
             return Form([], [y])
         case "norm", NormSpec(kind):

@@ -15,6 +15,7 @@ from ..base.graph import (
     ActivationSpec,
     AddSpec,
     AttentionSpec,
+    BagsSpec,
     EmbedSpec,
     ExpertsSpec,
     LatentSpec,
@@ -35,6 +36,7 @@ from .arrays import Array
 from .dealing import Dealing
 from .fuse import Joining, Norm
 from .operators import KvCache, KvLayer, Operators, StepBatch
+from .ranked import bags
 from .ranks import ExpertShare, Ranks
 from .timing import OperatorTimes
 from .windows import windows
@@ -168,6 +170,12 @@ class _Run:
         return array.clone() if hasattr(array, "clone") else array.copy()
 
     def _embed(self, node: Node) -> None:
+        if isinstance(node.spec, BagsSpec):
+            assert self.batch.ranked is not None, "the step has no features"
+            x = self.values[node.reads[0]] if node.reads else None
+            given = x, self.batch.ranked, node.spec, list(map(self.weights.weight, node.weights))
+            self.values[node.out[0]] = bags(*given, host=self.ops.host)
+            return
         spec = cast(EmbedSpec, node.spec)
         index = getattr(self.batch, spec.index)
         assert index is not None, f"the step has no {spec.index}"

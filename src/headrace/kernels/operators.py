@@ -26,6 +26,7 @@ from .arrays import Array, host
 from .draws import DrawParameters
 from .encoded import EncodedRows
 from .prepared import RopeTable
+from .ranked import RankedRows
 from .weights import BlockWeight, DenseWeight, PackedWeight, Weight
 
 if TYPE_CHECKING:
@@ -176,6 +177,9 @@ class StepBatch:
     across: StepBatch | None = None
     """The same tokens as they attend to inputs: entries that read one input may be one here, each
     token stands at the input's last row, and `lengths` are those of the inputs. None: none does."""
+
+    ranked: RankedRows | None = None
+    """Features of the rows of a ranking; None: the model is no ranker."""
 
     def sampled_places(self) -> npt.NDArray[np.int64]:
         """Return `sample_rows` on the host, without waiting for a device."""
@@ -343,12 +347,13 @@ class Operators(Protocol):
         ...
 
     def activate(self, x: Array, activation: str) -> Array:
-        """Compute x → act(x), by element; activation silu, gelu_tanh, gelu, tanh or relu2 (max(x,
-        0)²)."""
+        """Compute x → act(x), by element; activation silu, gelu_tanh, gelu, tanh, relu or relu2
+        (max(x, 0)²)."""
         ...
 
     def multiply(self, x: Array, gate: Array, activation: str) -> Array:
-        """Compute x · act(gate), by element; activation as of `activate`, or sigmoid."""
+        """Compute x · act(gate), by element; activation as of `activate`, sigmoid or
+        identity."""
         ...
 
     def short_conv(

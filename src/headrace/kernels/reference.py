@@ -12,7 +12,7 @@ libraries and types it is as invariant as torch is there.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -293,7 +293,18 @@ def _relu2(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x).square_()
 
 
-_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu, "relu2": _relu2}
+def _identity(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": _silu,
+    "gelu_tanh": _gelu_tanh,
+    "gelu": _gelu,
+    "relu2": _relu2,
+    "relu": functional.relu,
+    "identity": _identity,
+}
 
 
 def _data(weight: Weight) -> torch.Tensor:

@@ -59,7 +59,9 @@ class ComposedOperators:
         self.joined = of("linear").joined if len(together) == 1 else None
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
-        kind = {"embed": "embed", "moe": "experts", "heads": "absorb"}.get(role, "linear")
+        kind = {"embed": "embed", "bag": "embed", "moe": "experts", "heads": "absorb"}.get(
+            role, "linear"
+        )
         return self.providers[kind].prepare(weight, role, dequantise)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,14 @@ from .sealed import check_shards
 from .shards import find_shards
 
 MAX_TEMPLATE = 1 << 20
+NO_TEXT = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": ["<unk>"],
+    "tokenizer.ggml.scores": [0.0],
+    "tokenizer.ggml.token_type": [2],
+    "tokenizer.ggml.unknown_token_id": 0,
+}
+"""Tokenizer of a model that reads no text."""
 MORE_TEMPLATES = "additional_chat_templates"
 """Folder of the named chat templates."""
 MOST_TEMPLATES = 32
@@ -38,6 +47,9 @@ def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFil
     scheme_of(config)  # raises here if it cannot be loaded
     shards = find_shards(folder)
     arch, decisions = hold(arch, shards)
+    if arch.ranker is not None:
+        made = ModelFiles(name, "safetensors", folder, shards, arch, NO_TEXT, None)
+        return replace(made, licence=licence or _licence(folder), decisions=decisions)
     if not (folder / "tokenizer.json").is_file():
         raise ModelFileError(
             f"{folder}: no tokenizer.json in it (a tokenizer.model alone is not read; "

@@ -21,6 +21,7 @@ from ..base.graph import (
     SAMPLED,
     ActivationSpec,
     AttentionSpec,
+    BagsSpec,
     Graph,
     LatentSpec,
     Node,
@@ -191,6 +192,8 @@ def _label(graph: Graph, node: Node, *, sampled: bool) -> str | None:
     if node.kind == "select":
         maker = graph.nodes[graph.maker(node.reads[0])]
         return "sampled/attention" if maker.kind == "attend" else "sampled"
+    if isinstance(node.spec, BagsSpec):
+        return "tables" if node.weights else "numbers"
     if node.kind == "embed":
         tables = sum(each.kind == "embed" for each in graph.nodes)
         return "tables" if tables > 1 else "embed"
@@ -253,6 +256,8 @@ def _ends(case: Case, step: Composition) -> Iterator[Count]:
     """Yield the operators after the graph."""
     arch = case.arch
     outputs = describe(arch).outputs
+    if arch.ranker is not None:
+        return
     if "labels" in outputs:
         yield vector(case, "select", "first", 1, step.samples * arch.hidden, 0, 1, 1)
     elif "logits" not in outputs:
@@ -279,6 +284,9 @@ def product(case: Case, step: Composition, group: Group, rows: int, mark: str) -
 
 def embed(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """Price N rows read from a table (D · bits / 8 each), N · D · b written; N · D FLOPs."""
+    spec = group.node.spec
+    if isinstance(spec, BagsSpec):
+        return _bags(case, spec, group, rows)
     hidden = group.node.out[0].width
     row = group.weight_bytes(case) / (group.numbers / hidden)
     return Count(
@@ -290,6 +298,26 @@ def embed(case: Case, step: Composition, group: Group, rows: int, mark: str) -> 
         weight_bytes=rows * row,
         read_bytes=rows * 8,
         write_bytes=rows * hidden * dtype_bytes(case.dtype),
+    )
+
+
+def _bags(case: Case, spec: BagsSpec, group: Group, rows: int) -> Count:
+    """Price bags as long as they may be: of each id a row of its table, 8 bytes, and 2 FLOPs per
+    number; x read, all columns written."""
+    ids = rows * sum(bag.most for bag in spec.bags)
+    refs, b = group.node.weights, dtype_bytes(case.dtype)
+    width = refs[0].width if refs else 0
+    number = group.weight_bytes(case) / group.numbers if refs else 0
+    read = sum(value.width for value in group.node.reads) + spec.numbers
+    return Count(
+        "embed",
+        "tables" if refs else "numbers",
+        group.calls,
+        "vector",
+        flops=2 * ids * width,
+        weight_bytes=ids * width * number,
+        read_bytes=8 * ids + rows * read * b,
+        write_bytes=rows * group.node.out[0].width * b,
     )
 
 

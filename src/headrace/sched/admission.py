@@ -81,7 +81,8 @@ def _once(request: Request, order: int, urgency: float, max_context: int, kv: Kv
         raise ContextOverflow(
             f"the input has {length} tokens; at most {max_context} fit", param="prompt"
         )
-    atom = 1 if keeps else ALL
+    # A candidate's score is its own, so candidates are cut anywhere.
+    atom = 1 if keeps or request.spec.ranking is not None else ALL
     return Once(order, request, 0, length, (urgency, order), keeps=keeps, atom=atom)
 
 

@@ -39,6 +39,9 @@ class Limits:
     atom: int = 0
     """Most tokens of a prompt that see each other, so that one step computes them. They fit beside
     a token of each other sequence, however small a step has become."""
+    cuts: bool = False
+    """Whether units are computed each by itself, so that work which keeps nothing between two steps
+    is cut anywhere, too."""
 
     def __post_init__(self) -> None:
         for name, low in (("rows", 1), ("max_context", 2), ("max_waiting", 0), ("drafts", 0)):
@@ -52,6 +55,12 @@ class Limits:
             )
         if self.depth not in (1, 2) and self.depth != self.stages:
             raise OptionError(f"depth must be 1 or 2, not {self.depth}", param="depth")
+
+    @property
+    def unkept(self) -> int:
+        """Most units of work that keeps nothing between two steps: one step computes it, unless it
+        is cut anywhere."""
+        return self.max_context if self.cuts else self.step_tokens
 
     @property
     def running(self) -> int:
@@ -76,6 +85,7 @@ class StepRoom:
     @classmethod
     def of(cls, limits: Limits, *, keeps: bool) -> StepRoom:
         """`keeps`: work keeps blocks between two steps, so that its units may be cut anywhere."""
+        keeps = keeps or limits.cuts
         least = max(LEAST_STEP, limits.running + limits.atom) if keeps else limits.step_tokens
         return cls(limits.step_tokens, least)
 

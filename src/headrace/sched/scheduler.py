@@ -71,8 +71,7 @@ class Scheduler:
         self.limits = limits
         self.kv = kv
         self.resources = tuple(resources)
-        # Work that keeps nothing between two steps is computed in one.
-        capacity = kv.capacity if kv.groups else limits.step_tokens
+        capacity = kv.capacity if kv.groups else limits.unkept
         self.max_context = min(limits.max_context, capacity)
         """Units of the longest work: the option, or what the pool can hold."""
         self._clock = clock

@@ -59,6 +59,7 @@ from .routes.ollama.route import router as ollama
 from .routes.operate import router as operate
 from .routes.pooling import router as pooling
 from .routes.prefixes import router as prefixes
+from .routes.recommend import router as recommend
 from .routes.rerank import router as rerank
 from .routes.residents import router as residents
 from .routes.responses.route import router as responses
@@ -81,7 +82,7 @@ if TYPE_CHECKING:
 ROUTERS = (
     chat, completions, embeddings, audio, responses, messages, models, tokenize, rerank, files,
     batches, health, metrics, version, nim, kserve, ocr, invocations, ollama, llamacpp, vllm,
-    pooling, stats, prefixes, adapters, page, docs,
+    pooling, stats, prefixes, adapters, recommend, page, docs,
 )  # fmt: skip
 OPERATOR_ROUTERS = (
     operate,

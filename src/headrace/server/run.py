@@ -406,6 +406,8 @@ def _example(address: str, engine: Engine, options: ServerOptions) -> str:
         if programs:
             return f"{curl} {address}/v2/models/{engine.model_name}"
         return f"{curl} {address}/v1/audio/transcriptions -F file=@talk.wav"
+    if files.arch.ranker is not None:
+        return f"{curl} {address}/v1/models/{engine.model_name}"
     if files.arch.task != "tokens":
         path, body = "embeddings", '{"input": "a river"}'
     elif files.chat_template is None:

@@ -28,6 +28,7 @@ from .opening import OpenWorker, set_torch_threads
 from .options import Resolved, WorkerOptions
 from .pooling import Pooler
 from .prompt_scores import PromptScores
+from .ranking import CandidateScores
 from .reasoning import ReasoningBudgets
 from .rows import BlockTables, Rows
 from .step import Steps
@@ -147,6 +148,10 @@ class Allocator:
         adapters: list[RowFeature] = [] if opened.adapters is None else [opened.adapters]
         if opened.text.headless:
             return adapters
+        if self.arch.ranker is not None:
+            scores = CandidateScores(self.arch.ranker)
+            rows.ranked = scores.rows_of
+            return [scores]
         aligner: list[RowFeature] = []
         if opened.encoder is not None and self.arch.cross is not None:
             aligner.append(Aligner(self.arch, opened.encoder.keys))

@@ -111,7 +111,8 @@ class HostBatches:
             return make_batch(
                 plan, drafted, self._rows, self._tables, self._pool, token_types=self._typed
             )
-        if total == count and not self._typed and all(plan.samples) and not self._turned(plan):
+        plain = not self._typed and self._rows.ranked is None
+        if total == count and plain and all(plan.samples) and not self._turned(plan):
             columns = self._rows.columns[plan.rows]
             if not columns["pooling"].any() and (columns["adapter"] < 0).all():
                 return self._decode(plan, count)
@@ -261,6 +262,8 @@ class HostBatches:
         batch.turns = None if turns is None else self._view(turns)
         reach = self._rows.reach(plan)
         batch.reach = None if reach is None else self._view(reach)
+        if self._rows.ranked is not None:
+            batch.ranked = self._rows.ranked(plan)
         if self._typed:
             second = np.repeat(self._rows.columns["second_at"][rows], counts)
             self._types[:total] = (second > 0) & (positions >= second)

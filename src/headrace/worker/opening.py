@@ -106,7 +106,7 @@ def open_worker(
         device_memory=hardware.cpu().available if memory is None else memory.free(),
         kernels=[*resolved.decisions, *decisions],
         phases=phases,
-        features=_features(whole, able),
+        features=("ranking",) if files.arch.ranker is not None else _features(whole, able),
         step_bytes=measured.step_bytes,
         graph_bytes=measured.graph_bytes,
     )

@@ -28,6 +28,7 @@ from ..kernels.arrays import Array, host, stride, tensor
 from ..kernels.draws import RULE, streams, uniforms
 from ..kernels.encoded import EncodedRows
 from ..kernels.operators import StepBatch
+from ..kernels.ranked import RankedRows
 from .transfer import to_device
 
 UNKNOWN = -1
@@ -74,6 +75,8 @@ class Rows:
         """Finder of `StepBatch.reach`."""
         self.across: Callable[[StepPlan, StepBatch], StepBatch] | None = None
         """Maker of `StepBatch.across`; None: the model attends to no inputs."""
+        self.ranked: Callable[[StepPlan], RankedRows] | None = None
+        """Finder of `StepBatch.ranked`; None: the model is no ranker."""
         self.version = 0
         """Number that changes with every admission."""
         self.computed = np.zeros(rows, np.int64)
@@ -90,8 +93,9 @@ class Rows:
         for name in ("adapter", "grammar", "inputs"):
             if getattr(spec, name) and name not in self._features:
                 raise EngineFault(f"this worker has no support for {name}")
-        if not spec.generates and "pooling" not in self._features:
-            raise EngineFault("this worker has no support for pooling")
+        pooled = "ranking" if spec.task == "rank" else "pooling"
+        if not spec.generates and pooled not in self._features:
+            raise EngineFault(f"this worker has no support for {pooled}")
         if len(admission.tokens) > self.tokens.shape[1]:
             raise EngineFault(f"{len(admission.tokens)} tokens do not fit into a row")
         ids = np.asarray(admission.tokens, np.int32)

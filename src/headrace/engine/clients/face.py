@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 from ...base.config import Decision, EngineOptions
 from ...base.identity import Identity
 from ...base.modelfiles import ModelFiles
+from ...base.ranking import RankingInput
 from ...base.request import EmbeddingOutput, OutputDelta, RequestOutput, Retained, StepStats
 from ...base.sampling import SamplingParams
 from ...base.spec import InputSpan, Task
@@ -45,6 +46,7 @@ class RequestOptions(TypedDict, total=False):
     retained: Sequence[Retained]
     prefixes: TextPrefixes
     inputs: Sequence[InputSpan]
+    ranking: RankingInput | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ class ServingEngine(Protocol):
     """Sequences that can run at the same time."""
     features: frozenset[str]
     """Abilities of the worker beyond text: "grammar", "adapter", "pooling" (vectors); "score" (a
-    cross-encoder: one number for a pair). A request for any other is refused."""
+    cross-encoder: one number for a pair), "ranking" (scores of candidates). A request for any other
+    is refused."""
     operations: Operations
     """Sleep and wake, reset of the prefix cache, recording of a profile."""
     adapters: AdapterBook

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...base.errors import ContextOverflow, InvalidRequest
 from ...base.modelfiles import ModelFiles
+from ...base.ranking import RankingInput
 from ...base.request import Request, Retained
 from ...base.sampling import SamplingParams
 from ...base.spec import GENERATING, SEEDS, InputSpan, ReasoningBudget, RequestSpec, Task
@@ -22,6 +23,13 @@ _AUTHORS_FIELDS = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty",
 )  # fmt: skip
+_ELSE = {
+    "vector": "this model embeds and does not generate; use /v1/embeddings or embed()",
+    "score": "this model scores pairs of texts and does not generate; use /rerank, /score or "
+    "score()",
+    "rank": "this model ranks candidates and does not generate; use /v1/recommend",
+}
+"""Refusals of a text, by the task of the model."""
 
 
 def default_sampling(files: ModelFiles) -> SamplingParams:
@@ -68,6 +76,7 @@ class InputProcessor:
         retained: Sequence[Retained] = (),
         prefixes: TextPrefixes = NOTHING,
         inputs: Sequence[InputSpan] = (),
+        ranking: RankingInput | None = None,
     ) -> Request:
         """Resolve a request: its tokens, its limits, its seed.
 
@@ -78,26 +87,21 @@ class InputProcessor:
         context cache. `prefixes`: names of its beginnings; the engine reports those that it holds.
         `inputs`: places in the prompt that stand for something else than text, each with a handle.
         `task` beside those of `spec.GENERATING`: nothing is sampled; with `second_at` the prompt is
-        a pair of texts, and the second begins there.
+        a pair of texts, and the second begins there. `ranking`: features of the task "rank", whose
+        prompt has a 0 for each candidate.
 
         Raises `InvalidRequest` naming the field, or `ContextOverflow`.
         """
         arrival = time.monotonic()
         pooling = task not in GENERATING
         if not pooling and self._task != "tokens":
-            raise InvalidRequest(
-                "this model embeds and does not generate; use /v1/embeddings or embed()"
-                if self._task == "vector"
-                else "this model scores pairs of texts and does not generate; use /rerank, /score "
-                "or score()",
-                param="model",
-            )
+            raise InvalidRequest(_ELSE[self._task], param="model")
         sampling.verify(self._vocab_size)
         # In a step a worker could only fail, and take the others in the step with it.
         for name, wish in (
             ("adapter", adapter),
             ("grammar", grammar),
-            ("pooling", pooling),
+            ("ranking" if task == "rank" else "pooling", pooling),
             ("inputs", inputs),
             ("sound", task == "sound"),
         ):
@@ -112,6 +116,7 @@ class InputProcessor:
                 adapter=adapter,
                 second_at=second_at,
                 arrival=arrival,
+                ranking=ranking,
             )
         ids = self.tokenise(prompt)
         # The last token's step may be one that only decodes, where ids are all that counts.
@@ -230,6 +235,7 @@ class InputProcessor:
         adapter: str | None,
         second_at: int,
         arrival: float,
+        ranking: RankingInput | None,
     ) -> Request:
         if (task == "score") != (self._task == "score"):
             raise InvalidRequest(
@@ -260,6 +266,7 @@ class InputProcessor:
                 task=task,
                 adapter=adapter,
                 second_at=second_at,
+                ranking=ranking,
             ),
             priority=_integer("priority", priority),
             arrival=arrival,

@@ -20,9 +20,10 @@ from ...base.identity import Identity
 from ...base.layout import Layout
 from ...base.modelfiles import ModelFiles
 from ...base.outputs import Scores, Vector
+from ...base.ranking import Ranker, blank
 from ...base.request import Request, SequenceDelta
 from ...base.sampling import SamplingParams
-from ...base.spec import RequestSpec
+from ...base.spec import RequestSpec, Task
 from ...kv import KvManager
 from ...kv.handover import Handovers
 from ...kv.holdings import Holdings
@@ -256,6 +257,7 @@ def finish(
                 vocabulary=files.arch.vocab_size,
                 generates=files.arch.task == "tokens",
                 features=facts.features,
+                ranker=files.arch.ranker,
             )
         on_phase("first_token", time.monotonic() - begin)
     except BaseException:
@@ -334,6 +336,7 @@ def _core(
         stages=stages,
         drafts=drafts_of(options),
         atom=0 if resolved.encoder is None else resolved.encoder.atom,
+        cuts=files.arch.ranker is not None,
     )
     # On a CPU blocks get their memory when they are first written: see `kv.pool`.
     keep = KEPT_PREFIXES if options.device == "cpu" else 1.0
@@ -417,9 +420,10 @@ def proving(
     vocabulary: int,
     generates: bool,
     features: Collection[str],
+    ranker: Ranker | None = None,
 ) -> Iterator[None]:
     """Send a real token through every serving path: greedy, and sampled with filters and logprobs.
-    Send a vector, too, if the worker makes them. Yields before each step.
+    Send a vector or a ranking, too, if the worker makes them. Yields before each step.
 
     Raises `EngineFault` if one ends otherwise than it should, `ModelFileError` if its results are
     not finite.
@@ -442,13 +446,19 @@ def proving(
         paths = {}
     if "pooling" in features:
         paths["pooling"] = SamplingParams(max_tokens=1)
+    if ranker is not None:
+        paths["ranking"] = SamplingParams(max_tokens=1)
+    tasks: dict[str, Task] = {"pooling": "vector", "ranking": "rank"}
     for name, sampling in paths.items():
         core.add(
             Request(
                 id=f"headrace-start-{name}",
                 prompt=[place % vocabulary for place in range(1, length + 1)],
                 spec=RequestSpec(
-                    sampling, seed=1, task="vector" if name == "pooling" else "tokens"
+                    sampling,
+                    seed=1,
+                    task=tasks.get(name, "tokens"),
+                    ranking=None if ranker is None else blank(ranker, length),
                 ),
                 cache_salt=_PROOF_SALT,
                 arrival=time.monotonic(),

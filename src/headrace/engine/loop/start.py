@@ -52,6 +52,8 @@ DRAFTS = MOST_DRAFTS
 """Drafts of a sequence and step: the products of eight rows cost two steps of one."""
 ENCODER_STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
 """An encoder streams nothing that a long step could hold up; many inputs go together."""
+RANKED = 512
+"""Candidates of a step: the products' full speed, and a text beside them waits for few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +117,19 @@ def resolve(
     if options.max_adapters and files.arch.task != "tokens":
         raise OptionError("an encoder takes no adapters", param="max_adapters")
     device, why = device_of(options.device, hardware)
+    if files.arch.ranker is not None and device != "cpu":
+        if options.device != "auto":
+            raise OptionError("a ranker is served on a CPU only", param="device")
+        device, why = "cpu", "a ranker is served on a CPU only"
     decide("device", device, why)
     dtype = options.dtype
     if dtype == "auto":
         dtype, why = _dtype(device, hardware)
         decide("dtype", dtype, why)
+    if files.arch.ranker is not None:
+        options = _ranking(options, decide)
+    if options.quantise == "none":
+        options = replace(options, quantise="auto")
     if device == "cpu" and options.kernels in CPU_KERNELS:
         _verify_values(options)
     kv_dtype = options.kv_dtype
@@ -193,6 +203,19 @@ def resolve(
         decisions.append(codec.decision)
     known = tuple(decisions), available, kv_memory
     return Resolved(resolved, *known, draft, encoder, codec, beside)
+
+
+def _ranking(options: EngineOptions, decide: Callable[[str, Any, str], Any]) -> EngineOptions:
+    """Choose steps and products of a ranker. Raises `OptionError` for ranks."""
+    if Layout.parse(options.layout) != ONE:
+        raise OptionError("a ranker is served by one process: layout must be 1", param="layout")
+    if options.step_tokens is None:
+        why = "candidates of a step: each has a score of its own, so a request is cut anywhere"
+        options = replace(options, step_tokens=decide("step_tokens", RANKED, why))
+    if options.quantise == "auto" and options.kernels in CPU_KERNELS:
+        why = "the dense layers are nearly all of a ranker's time; --quantise none keeps fp32"
+        options = replace(options, quantise=decide("quantise", "int8", why))
+    return options
 
 
 def _with_atom(

@@ -15,6 +15,7 @@ from ...base.graph import (
     ActivationSpec,
     AddSpec,
     AttentionSpec,
+    BagsSpec,
     EmbedSpec,
     ExpertsSpec,
     Graph,
@@ -35,7 +36,7 @@ from ..dealing import Dealing
 from ..operators import KvCache
 from ..prepared import Prepared
 from ..weights import LoraWeight
-from . import emit, latent, mixture, states
+from . import bags, emit, latent, mixture, states
 from .arena import Arena
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
 from .fusion import Additions, Fusion, Unrecordable, rows_of
@@ -239,8 +240,11 @@ class Lowering(Fusion):
 
     def _embed(self, index: int, node: Node) -> None:
         spec = node.spec
+        x, y = list(map(self._matrix, node.reads)), self._make_floats(node.out[0])
+        if isinstance(spec, BagsSpec):
+            self._emit("bags", bags.bags(node, spec, x, self._weights, y))
+            return
         assert isinstance(spec, EmbedSpec)
-        y = self._make_floats(node.out[0])
         self._emit("embed", emit.embed(self._weight(node), spec.scale, y, spec.index))
 
     def _scatter(self, index: int, node: Node) -> None:
@@ -494,5 +498,5 @@ def _activation(node: Node | None) -> str | None:
 
 
 def tables(graph: Graph) -> list[WeightRef]:
-    """Return the tables that are read row by row."""
-    return [node.weights[0] for node in graph.nodes if node.kind == "embed"]
+    """Return the tables that are read row by row; those of bags are read again and again."""
+    return [node.weights[0] for node in graph.nodes if isinstance(node.spec, EmbedSpec)]

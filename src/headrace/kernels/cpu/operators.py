@@ -22,7 +22,7 @@ from ..prepared import RopeTable
 from ..program import CallByCall, Program
 from ..ranks import ExpertShare
 from ..weights import BlockWeight, StackedWeight, Weight
-from . import emit, mixture, states
+from . import bags, emit, mixture, states
 from .drawing import drawing
 from .emit import NOT_QUANTISED, Emitted, QuantisedRows, matrix
 from .encode import Encoder
@@ -60,6 +60,8 @@ class CpuOperators:
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         if role == "embed":
             return table(weight)
+        if role == "bag":
+            return bags.table(weight)
         sources, planes = self._sources.of(weight, role), role == "logits"
         packed = tuple(self._packer.pack(source, planes=planes) for source in sources)
         return StackedWeight(packed) if isinstance(weight, StackedWeight) else packed[0]

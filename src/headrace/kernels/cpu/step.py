@@ -6,6 +6,7 @@ import ctypes
 
 from ..arrays import Array, address, contiguous, dtype_name, stride
 from ..operators import StepBatch
+from .bags import fill_ranked
 from .records import HrStep
 
 
@@ -35,6 +36,8 @@ def fill_step(step: HrStep, batch: StepBatch) -> HrStep:
     if batch.across is not None:
         step.seen = fill_step(HrStep(), batch.across)
         step.across = ctypes.addressof(step.seen)
+    if batch.ranked is not None:
+        fill_ranked(step, batch.ranked)
     for slot, group in zip(step.groups, groups, strict=False):
         tables = group.tables
         assert dtype_name(tables) == "int32"

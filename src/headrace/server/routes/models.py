@@ -31,7 +31,7 @@ class ModelReply(TypedDict):
     parent: str | None
     max_model_len: int
     input_modalities: list[Literal["text", "audio", "image"]]
-    task: NotRequired[Literal["transcription", "embedding", "program", "speech"]]
+    task: NotRequired[Literal["transcription", "embedding", "recommendation", "program", "speech"]]
     """Task of the model; absent: text generation."""
     licence: NotRequired[str]
     """Licence of the weights, if it is known."""
@@ -92,7 +92,7 @@ def describe(service: Service, name: str) -> ModelReply:
         "input_modalities": service.modalities,
     }
     if served.files.arch.task != "tokens":
-        reply["task"] = "embedding"
+        reply["task"] = "embedding" if served.files.arch.ranker is None else "recommendation"
     if served.files.licence:
         reply["licence"] = served.files.licence
     return reply

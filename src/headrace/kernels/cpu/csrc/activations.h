@@ -60,6 +60,8 @@ HR_INLINE F activate(F x) {
     F above = f_max(f_zero(), x);  // In this order a NaN stays one.
     return f_mul(above, above);
   }
+  if constexpr (kActivation == HR_RELU) return f_max(f_zero(), x);
+  if constexpr (kActivation == HR_IDENTITY) return x;
   if constexpr (kActivation == HR_SIGMOID) {
     F e = f_exp(f_min(f_set(80.0f), f_sub(f_zero(), x)));
     return f_div(f_set(1.0f), f_add(e, f_set(1.0f)));
@@ -75,6 +77,7 @@ HR_INLINE F activate(int32_t activation, F x) {
     case HR_GELU_TANH: return activate<HR_GELU_TANH>(x);
     case HR_TANH: return activate<HR_TANH>(x);
     case HR_RELU2: return activate<HR_RELU2>(x);
+    case HR_RELU: return activate<HR_RELU>(x);
     default: return activate<HR_GELU>(x);
   }
 }

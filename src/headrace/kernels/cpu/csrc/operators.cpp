@@ -1,6 +1,7 @@
 // One ISA level's table of kernels, and its operators that are small to compile. Compiled once for
 // each level, with its flags, its number (HR_LEVEL) and its name (HR_NAME).
 #include "attention_room.h"
+#include "bags.h"
 #include "draw.h"
 #include "entries.h"
 #include "experts.h"
@@ -52,6 +53,7 @@ void run(const HrRecord& record, const hr::Work& work) {
   switch (record.code) {
     HR_RUN(EMBED, op_embed)
     HR_RUN(SCATTER, op_scatter)
+    HR_RUN(BAGS, op_bags)
     HR_RUN(NORM, op_norm)
     HR_RUN(QUANTISE, op_quantise)
     HR_RUN(LINEAR, op_linear)

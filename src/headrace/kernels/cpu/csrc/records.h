@@ -33,7 +33,7 @@ enum HrKind {
 };
 
 enum HrActivation { HR_SILU = 0, HR_GELU_TANH = 1, HR_GELU = 2, HR_TANH = 3, HR_CLAMPED = 4,
-                    HR_SIGMOID = 5, HR_RELU2 = 6 };
+                    HR_SIGMOID = 5, HR_RELU2 = 6, HR_RELU = 7, HR_IDENTITY = 8 };
 
 enum HrIndex { HR_TOKENS = 0, HR_POSITIONS = 1, HR_TYPES = 2 };  // which of a step's numbers
 
@@ -54,7 +54,7 @@ enum HrRows { HR_ROWS_N = 0, HR_ROWS_R = 1 };  // which count of the step bounds
   EACH(RECURRENCE, 30, HrRecurrence) EACH(MULTIPLY, 31, HrMultiply) \
   EACH(EXCHANGE, 32, HrExchange) EACH(AGREE, 33, HrAgree) EACH(LOWER, 34, HrHead) \
   EACH(HANDOVER, 35, HrHandover) EACH(EXPERTS_SUM, 36, HrExperts) \
-  EACH(SCATTER, 37, HrScatter)
+  EACH(SCATTER, 37, HrScatter) EACH(BAGS, 38, HrBags)
 
 enum HrCode {
 #define HR_EACH(NAME, CODE, STRUCT) HR_OP_##NAME = CODE,
@@ -166,6 +166,38 @@ typedef struct {
   int32_t index;         // HrIndex
   int32_t unused;
 } HrEmbed;
+
+// Embedding bags: bags.h.
+typedef struct {          // a table, of which each row of the step reads a bag
+  const uint8_t* data;    // [rows, size] of F32, F16, BF16 or HR_I8
+  const float* scales;    // [rows] of HR_I8: a number is (code − 128) · scale; else null
+  int64_t row_bytes;
+  int32_t kind;
+  int32_t size;
+  int32_t first;          // the first of its columns in y
+  int32_t bag;            // which of HrStep.bags
+  int32_t mean;           // 1: the sum is divided by the number of ids
+  int32_t unused;
+} HrTable;
+
+typedef struct {          // y: the columns of x, then numbers of the step, then of each table a bag
+  const float* x;         // null: there is none
+  int64_t x_stride;
+  float* y;
+  int64_t y_stride;
+  const HrTable* tables;
+  int32_t count;          // of tables
+  int32_t size;           // columns of x
+  int32_t numbers;        // how many of HrStep.numbers: all, or 0
+  int32_t unused;
+} HrBags;
+
+typedef struct {          // bags of one table: ids of bag i from starts[i] to before starts[i + 1]
+  const int64_t* ids;     // each is a row of the table
+  const int64_t* starts;
+  const float* weights;   // a factor for each id; null: 1
+  const int64_t* of;      // [N], ascending: the bag of each row; null: row n has bag n
+} HrBag;
 
 typedef struct {
   const float* x;         // [count] rows; x, places and count are set before each run
@@ -610,6 +642,8 @@ typedef struct {
   const int32_t* windows;       // [window_count + 1]: bounds of windows; null where none is read
   int64_t window_count;
   const void* across;           // HrStep: the same tokens as they see inputs; null: none reads any
+  const float* numbers;         // [N, ·]: dense features of each row of a ranking; null: no ranking
+  const HrBag* bags;            // by feature of a ranking; null: no ranking
 } HrStep;
 
 typedef struct HrTeam HrTeam;

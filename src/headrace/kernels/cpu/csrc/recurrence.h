@@ -361,6 +361,7 @@ void op_multiply(const HrMultiply& op, const hr::Work& work) {
       case HR_SIGMOID: multiply_range<HR_SIGMOID>(op, row, from, to); break;
       case HR_GELU_TANH: multiply_range<HR_GELU_TANH>(op, row, from, to); break;
       case HR_GELU: multiply_range<HR_GELU>(op, row, from, to); break;
+      case HR_IDENTITY: multiply_range<HR_IDENTITY>(op, row, from, to); break;
       default: multiply_range<HR_SILU>(op, row, from, to); break;
     }
   }

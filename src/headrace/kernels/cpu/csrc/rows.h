@@ -281,6 +281,7 @@ void op_gated(const HrGated& op, const hr::Work& work) {
       case HR_GELU_TANH: gated_range<HR_GELU_TANH, kUp>(op, row, from, to); break;
       case HR_TANH: gated_range<HR_TANH, kUp>(op, row, from, to); break;
       case HR_RELU2: gated_range<HR_RELU2, kUp>(op, row, from, to); break;
+      case HR_RELU: gated_range<HR_RELU, kUp>(op, row, from, to); break;
       default: gated_range<HR_GELU, kUp>(op, row, from, to); break;
     }
   }
