@@ -161,9 +161,9 @@ class PrefixChain:
         end = begin + self.block_size
         return b"".join(
             array("q", (_MARK, one.first - begin, one.length)).tobytes()
-            + _digest(repr((one.kind, one.digest)))
+            + _digest(repr(one.content))
             for one in self._inputs
-            if one.first < end and begin < one.first + one.length
+            if one.shapes(begin, end)
         )
 
     def fork(self, tokens: list[int]) -> PrefixChain:

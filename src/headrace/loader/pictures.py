@@ -27,7 +27,7 @@ def open_pictures(files: ModelFiles) -> PictureArch | None:
     config = encoder_config(files, KINDS)
     if config is None:
         return None
-    picture = picture_arch(config, _processing(files), files.arch.hidden)
+    picture = picture_arch(config, _processing(files), files.arch.hidden, _filming(files))
     there = _tensors(files, picture)
     if not there:
         return None  # Its language model alone.
@@ -62,11 +62,8 @@ def picture_weights(files: ModelFiles, picture: PictureArch) -> Iterator[tuple[s
             yield name, np.ascontiguousarray(dealt).reshape(len(whole), -1)
         elif picked is not None:
             yield name, np.ascontiguousarray(stored.read()[picked])
-        elif len(stored.shape) == 5:
-            # Kernels [out, channel, frame, row, column] over equal frames: one kernel, their sum.
-            yield name, floats(stored.read()).sum(2).reshape(stored.shape[0], -1)
-        elif len(stored.shape) == 4:
-            # Kernels [out, channel, row, column]: products with the pixels of a patch.
+        elif len(stored.shape) > 3:
+            # Kernels [out, channel, (frame,) row, column]: products with the pixels of a patch.
             yield name, replace(stored, shape=(stored.shape[0], prod(stored.shape[1:])))
         else:
             yield name, stored
@@ -108,6 +105,17 @@ def _processing(files: ModelFiles) -> Mapping[str, Any]:
     given = read_json(whole).get("image_processor") if whole.is_file() else {}
     if not isinstance(given, dict):
         raise ModelFileError("processor_config.json: image_processor must be an object")
+    return given
+
+
+def _filming(files: ModelFiles) -> Mapping[str, Any] | None:
+    """Read what the model's processor does to videos; None: no file says it apart."""
+    own, whole = files.path / "video_preprocessor_config.json", files.path / "processor_config.json"
+    if own.is_file():
+        return read_json(own)
+    given = read_json(whole).get("video_processor") if whole.is_file() else None
+    if not isinstance(given, dict | None):
+        raise ModelFileError("processor_config.json: video_processor must be an object")
     return given
 
 

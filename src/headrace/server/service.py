@@ -253,13 +253,13 @@ class Service:
         self._door.in_work = in_work
 
     @property
-    def modalities(self) -> list[Literal["text", "audio", "image"]]:
+    def modalities(self) -> list[Literal["text", "audio", "image", "video"]]:
         """Kinds of parts that the model takes in a chat."""
-        found: list[Literal["text", "audio", "image"]] = ["text"]
+        found: list[Literal["text", "audio", "image", "video"]] = ["text"]
         if self.sounds is not None:
             found.append("audio")
         if self.pictures is not None:
-            found.append("image")
+            found += ["image"] if self.pictures.film_place is None else ["image", "video"]
         return found
 
     @property
