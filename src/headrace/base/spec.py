@@ -87,8 +87,6 @@ class InputSpan(NamedTuple):
     """Whether it goes on the video of the span before it: its grid begins where that one's does."""
     time: int = 0
     """Positions on the axis of time between the beginning of its video and it."""
-    ends: int = 0
-    """Tokens of the prompt of a video: those after them go on after its largest position."""
 
     @property
     def rows(self) -> int:
@@ -105,11 +103,6 @@ class InputSpan(NamedTuple):
         """Name of all that the KV of its positions depends on, besides the tokens before it."""
         known = self.kind, self.digest
         return (*known, self.follows, self.time) if self.follows or self.time else known
-
-    def shapes(self, begin: int, end: int) -> bool:
-        """Tell whether the KV of some of the positions from `begin` to `end` depends on it, and not
-        on those before alone."""
-        return self.first < end and (begin < self.end or 0 < self.ends < end)
 
     def read_from(self, start: int) -> bool:
         """Tell whether a token at `start` or a later one reads the input."""

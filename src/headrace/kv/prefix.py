@@ -163,7 +163,7 @@ class PrefixChain:
             array("q", (_MARK, one.first - begin, one.length)).tobytes()
             + _digest(repr(one.content))
             for one in self._inputs
-            if one.shapes(begin, end)
+            if one.first < end and begin < one.first + one.length
         )
 
     def fork(self, tokens: list[int]) -> PrefixChain:

@@ -3,9 +3,10 @@
 
 A text's tokens have one position on all axes (time, row, column). A picture's have one time, and
 the row and column of their place in its grid; the text after it goes on after the longer side of
-the grid (Wang et al. 2024, section 2.1). The grids of a video all begin at one position. A
-picture's tokens may see each other (Gemma 3). All of it follows from the prompt's spans, so it is
-the same after a preemption, behind a prefix that was found, and in every chunk.
+the grid (Wang et al. 2024, section 2.1). The grids of a video all begin at one position, and as in
+transformers its time does not move the text after it. A picture's tokens may see each other (Gemma
+3). All of it follows from the prompt's spans, so it is the same after a preemption, behind a prefix
+that was found, and in every chunk.
 """
 
 from __future__ import annotations
@@ -38,14 +39,13 @@ def turns_of(spans: Sequence[InputSpan], start: int, count: int) -> npt.NDArray[
     text."""
     places = np.arange(start, start + count)
     found = np.broadcast_to(places, (AXES, count)).copy()
-    saved = peak = ends = 0
-    """Positions that pictures before have saved; the first one after all of theirs."""
+    saved = 0
+    """Positions that pictures before have saved."""
     for span in spans:
         if not span.columns:
             continue
         longer = max(span.columns, span.length // span.columns)
         begin, after = span.first - saved - (longer if span.follows else 0), span.end
-        peak, ends = max(peak, begin + span.time + 1), max(ends, span.ends)
         if after > start and span.first < start + count:
             inside = slice(max(0, span.first - start), min(count, after - start))
             row, column = np.divmod(places[inside] - span.first, span.columns)
@@ -53,6 +53,4 @@ def turns_of(spans: Sequence[InputSpan], start: int, count: int) -> npt.NDArray[
         saved += span.length - (0 if span.follows else longer)
         later = slice(min(count, max(0, after - start)), None)
         found[:, later] = places[later] - saved
-    # As transformers has it: the prompt's own text after a video does not count its time.
-    found[:, places >= ends] += max(0, peak - (ends - saved)) if ends else 0
     return found

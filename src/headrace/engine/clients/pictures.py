@@ -147,12 +147,18 @@ class PicturePrompts:
             resized=min(limits.resized, pixels),
         )
         made = decode_video(data, sampling, films.sizing, limits, param, on_child)
-        tiles = []
-        for at in range(0, len(made.frames), together):
-            some = made.frames[at : at + together]
+        return self.prepare_video(made.frames, made.film)
+
+    def prepare_video(self, frames: Codes, film: Film) -> PreparedPicture:
+        """Arrange the pixels of the frames [n, height, width, 3] of a video."""
+        films, tiles = self.picture.videos, []
+        assert films is not None, "the model takes videos"
+        together = films.sampling.together
+        for at in range(0, len(frames), together):
+            some = frames[at : at + together]
             some = np.concatenate([some, some[-1:].repeat(together - len(some), 0)])
             tiles.append(self._prepared(some, self._film_name))
-        return PreparedPicture(tiles, 0, 0, made.film, self._film_levels)
+        return PreparedPicture(tiles, 0, 0, film, self._film_levels)
 
     def check_rows(self, length: int, most: int, param: str, film: Film | None = None) -> int:
         """Return the rows of a picture or a video. Raises `InvalidRequest` if they are more than
@@ -207,8 +213,7 @@ class PicturePrompts:
             if sealed:
                 spans += self._spans(sealed[number], tokens, len(ids))
             ids += tokens
-        ids += prompt
-        return ids, [span._replace(ends=len(ids)) if span.time else span for span in spans]
+        return ids + prompt, spans
 
     def _joined(self, ids: list[int], text: str, *, ends: bool = True) -> list[int]:
         """Return the tokens of a prompt that a text is put behind, or before (not `ends`): up to
