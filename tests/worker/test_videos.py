@@ -3,7 +3,6 @@ against transformers in fp32."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -89,6 +89,8 @@ class Service:
         """Watch over the event loop of this server; `run` starts it."""
         self.hands = Hands()
         self.decoders = Decoders()
+        self.fetches = Decoders()
+        """Fetches of files, apart from decodings: a slow host holds up none of these."""
         self.bodies = BodiesInFlight()
         self._long_text = asyncio.Semaphore(1)
         self.spans = Spans(options.otlp_endpoint) if options.otlp_endpoint else None

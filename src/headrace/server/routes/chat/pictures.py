@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ....base.errors import ContextOverflow, InvalidRequest, NotFound, TooLarge
 from ....loader.towers import MOST_INPUTS
+from ....media import allowed_hosts, fetch
 from ...caller import CALLER
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ class GivenPicture(NamedTuple):
     """Whether little detail is wanted."""
     file_id: str = ""
     """Id of an uploaded file, in place of `data`."""
+    url: str = ""
+    """An http(s) address, in place of `data`."""
     frames: int | None = None
     """Most frames of a video (0: as many as the processor takes); None: it is a picture."""
 
@@ -100,7 +104,7 @@ def _film(given: Any, where: str) -> GivenPicture:
     made = GivenPicture(f"{where}.{name}", frames=frames or 0)
     if name == "file_id":
         return made._replace(file_id=given["file_id"])
-    return made._replace(data=base64_of(given["url"], made.where))
+    return given_url(given["url"], made)
 
 
 def _given(given: Any, where: str) -> GivenPicture:
@@ -110,7 +114,7 @@ def _given(given: Any, where: str) -> GivenPicture:
     if not isinstance(given, dict) or not isinstance(given.get("url"), str):
         raise InvalidRequest("image_url must have a url", param=f"{where}.url")
     small = is_small(given.get("detail"), f"{where}.detail")
-    return GivenPicture(f"{where}.url", base64_of(given["url"], f"{where}.url"), small)
+    return given_url(given["url"], GivenPicture(f"{where}.url", small=small))
 
 
 def is_small(detail: Any, where: str) -> bool:
@@ -120,16 +124,19 @@ def is_small(detail: Any, where: str) -> bool:
     return _DETAILS[detail]
 
 
-def base64_of(url: str, where: str) -> str:
-    """Return the base64 of a data URL. Raises `InvalidRequest` for other URLs."""
+def given_url(url: str, picture: GivenPicture) -> GivenPicture:
+    """Return a picture with the base64 of a data URL, or with an http(s) address. Raises
+    `InvalidRequest` for other URLs."""
+    if url[:8].lower().startswith(("http://", "https://")):
+        return picture._replace(url=url)
     head, comma, data = url.partition(",")
     if not comma or not head[:5].lower() == "data:" or not head.lower().endswith(";base64"):
         raise InvalidRequest(
-            "a picture is taken as a data URL (data:image/png;base64,…); nothing is fetched",
-            param=where,
+            "a picture is taken as a data URL (data:image/png;base64,…)",
+            param=picture.where,
             code="unsupported_content",
         )
-    return data
+    return picture._replace(data=data)
 
 
 async def _loaded(
@@ -137,15 +144,33 @@ async def _loaded(
 ) -> list[LoadedPicture]:
     """Read the base64 of pictures, and find their files, within the limits of each. Raises
     `HeadraceError`."""
-    if not any(one.file_id for one in pictures):
+    if not any(one.file_id or one.url for one in pictures):
         return await service.hands.beside(lambda: [_decoded(one) for one in pictures])
-    most = seen.limits.bytes, seen.video_limits.bytes
-    return [
-        await _file(service, one, most[one.frames is not None])
-        if one.file_id
-        else await service.hands.run(_decoded, one)
-        for one in pictures
-    ]
+    found = []
+    for one in pictures:
+        most = (seen.limits if one.frames is None else seen.video_limits).bytes
+        if one.url:
+            found.append(await _fetched(service, one, most))
+        elif one.file_id:
+            found.append(await _file(service, one, most))
+        else:
+            found.append(await service.hands.run(_decoded, one))
+    return found
+
+
+async def _fetched(service: Service, given: GivenPicture, most: int) -> LoadedPicture:
+    """Let a process of its own fetch a picture. Raises `InvalidRequest`, `Overloaded`."""
+    hosts = allowed_hosts(service.options.fetch_hosts)
+    if not hosts:
+        raise InvalidRequest(
+            "this server fetches nothing (option fetch_hosts); send the file as a data URL "
+            "(data:image/png;base64,…)",
+            param=given.where,
+            code="unsupported_content",
+        )
+    work = partial(fetch, given.url, hosts, most, given.where)
+    data = await service.fetches.run(work)
+    return LoadedPicture(given, blake2b(data, digest_size=32).digest(), data)
 
 
 def _decoded(given: GivenPicture) -> LoadedPicture:
