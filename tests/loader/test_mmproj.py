@@ -1,5 +1,5 @@
-"""Encoders of pictures in GGUF files (`mmproj`): names by gguf-py's own table, answers equal to those
-of the folder with the same values."""
+"""Encoders of pictures in GGUF files (`mmproj`): names by gguf-py's own table, answers equal to
+those of the folder with the same values."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ def text_of(oracle: Any, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarra
 @pytest.fixture(scope="module", params=list(KINDS))
 def twins(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Twins:
     kind, folder = request.param, tmp_path_factory.mktemp(request.param)
-    oracle = seeing_chat.make(folder) if kind == "smolvlm" else gemma_chat.make(folder)
+    layers = ["sliding_attention"] * 5 + ["full_attention"]  # GGUF files state no others.
+    text = {"layer_types": layers, "num_hidden_layers": len(layers)}
+    oracle = seeing_chat.make(folder) if kind == "smolvlm" else gemma_chat.make(folder, text=text)
     beside = tmp_path_factory.mktemp(f"{kind}_gguf")
     path = write_gguf(beside / "model.gguf", KINDS[kind][0], *text_of(oracle, kind))
     write_gguf(beside / "mmproj-model.gguf", "clip", *vision_of(oracle, kind))

@@ -10,15 +10,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from headrace.base.errors import InvalidRequest
+from headrace.base.errors import InvalidRequest, OptionError
 from headrace.media.fetching import (
     FETCH_REFUSALS,
     FetchLimits,
     Target,
-    allowed_hosts,
     fetch,
     is_public,
 )
+from headrace.server.hosts import read_fetch_hosts
 
 WHOLE = bytes(range(256)) * 40
 SLOW = threading.Event()
@@ -69,7 +69,7 @@ def host() -> Iterator[ThreadingHTTPServer]:
 
 def refused(url: str, hosts: str, most: int = 1 << 20, seconds: float = 20.0) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        fetch(url, allowed_hosts(hosts), most, "here", FetchLimits(wall_seconds=seconds))
+        fetch(url, read_fetch_hosts(hosts), most, "here", FetchLimits(wall_seconds=seconds))
     assert caught.value.param == "here"
     assert "secret" not in caught.value.message
     return next(code for code, said in FETCH_REFUSALS.items() if said == caught.value.message)
@@ -108,8 +108,11 @@ def test_what_is_not_fetched(host: ThreadingHTTPServer) -> None:
 
 
 def test_names_of_hosts() -> None:
-    hosts = allowed_hosts(" Img.Example.com, .example.org,10.0.0.1:8080,")
+    hosts = read_fetch_hosts(" Img.Example.com, .example.org,10.0.0.1:8080,")
     assert hosts == ("img.example.com", ".example.org", "10.0.0.1:8080")
+    for wrong in ("https://img.example.com", "a b", "img.example.com/path", "*.example.com"):
+        with pytest.raises(OptionError, match="is no host"):
+            read_fetch_hosts(wrong)
     for url in (
         "https://img.example.com/a", "http://IMG.example.com:80/a", "https://img.example.com./a",
         "https://a.b.example.org/", "http://10.0.0.1:8080/a",
@@ -128,7 +131,8 @@ def test_names_of_hosts() -> None:
     "address",
     [
         "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
-        "0.0.0.0", "255.255.255.255", "224.0.0.1", "::1", "::", "fe80::1%eth0", "fc00::1", "ff02::1",
+        "0.0.0.0", "255.255.255.255", "224.0.0.1", "::1", "::", "fe80::1%eth0", "fc00::1",
+        "ff02::1",
         "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe",
         "2002:7f00:1::", "2001:0:7f00:1::", "198.18.0.1", "192.0.2.1",
     ],

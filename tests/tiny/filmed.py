@@ -1,4 +1,4 @@
-"""Videos for models that see: drawn frames, files made by PyAV, and pixels as processors have them."""
+"""Videos for models that see: drawn frames, files by PyAV, and pixels as processors have them."""
 
 from __future__ import annotations
 

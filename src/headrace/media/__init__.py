@@ -15,7 +15,7 @@ one of pictures a row of `_SIGNATURES` in `pictures.py` and of `PLUGINS` in `pic
 
 from .audio import RATE, AudioLimits, Decoded, Sound, decode, decode_into
 from .confined import OnChild
-from .fetching import allowed_hosts, fetch
+from .fetching import fetch
 from .formats import REFUSALS, declared
 from .pictures import PICTURE_REFUSALS, Picture, PictureLimits, decode_picture, levels
 from .videos import VIDEO_REFUSALS, Video, VideoLimits, decode_video
@@ -33,7 +33,6 @@ __all__ = [
     "Sound",
     "Video",
     "VideoLimits",
-    "allowed_hosts",
     "declared",
     "decode",
     "decode_into",

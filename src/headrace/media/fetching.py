@@ -47,7 +47,7 @@ class Target:
     """A checked address: `host`, `port`, `secure` and `path`."""
 
     def __init__(self, url: str, hosts: Sequence[str]) -> None:
-        """`hosts`: see `allowed_hosts`. Raises `ValueError` with a key of `FETCH_REFUSALS`."""
+        """`hosts`: `name`, `name:port`, or `.name` for all below it. Raises `ValueError` with a key of `FETCH_REFUSALS`."""
         if len(url) > MOST_URL or not url.isascii() or any(sign <= " " for sign in url):
             raise ValueError("address")
         try:
@@ -68,12 +68,6 @@ class Target:
         self.path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self.literal = is_address(host)
         """Whether the operator named this very address, which then need not be public."""
-
-
-def allowed_hosts(text: str | None) -> tuple[str, ...]:
-    """Return the hosts of a comma-separated list: `name`, `name:port`, or `.name` for all below
-    it."""
-    return tuple(name.strip().lower() for name in (text or "").split(",") if name.strip())
 
 
 def is_address(host: str) -> bool:
