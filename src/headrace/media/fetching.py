@@ -47,7 +47,8 @@ class Target:
     """A checked address: `host`, `port`, `secure` and `path`."""
 
     def __init__(self, url: str, hosts: Sequence[str]) -> None:
-        """`hosts`: `name`, `name:port`, or `.name` for all below it. Raises `ValueError` with a key of `FETCH_REFUSALS`."""
+        """`hosts`: `name`, `name:port`, or `.name` for all below it. Raises `ValueError` with a key
+        of `FETCH_REFUSALS`."""
         if len(url) > MOST_URL or not url.isascii() or any(sign <= " " for sign in url):
             raise ValueError("address")
         try:

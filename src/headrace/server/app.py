@@ -211,7 +211,7 @@ def create_app(
         attach(service, engine)
     given = service.options
     origins = read_origins(given.cors_origins)
-    read_fetch_hosts(given.fetch_hosts)
+    service.fetch_hosts = read_fetch_hosts(given.fetch_hosts)
     accounts = Accounts(Path(given.keys)) if given.keys else None
     meter = HttpMeter(accounts)
     store = ResponseStore(Path(given.store) if given.store else None, failed=meter.failed)

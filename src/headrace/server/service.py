@@ -89,6 +89,8 @@ class Service:
         """Watch over the event loop of this server; `run` starts it."""
         self.hands = Hands()
         self.decoders = Decoders()
+        self.fetch_hosts: tuple[str, ...] = ()
+        """Hosts of the option of this name."""
         self.fetches = Decoders()
         """Fetches of files, apart from decodings: a slow host holds up none of these."""
         self.bodies = BodiesInFlight()

@@ -13,7 +13,6 @@ from ....base.errors import ContextOverflow, InvalidRequest, NotFound, TooLarge
 from ....loader.towers import MOST_INPUTS
 from ....media.fetching import fetch
 from ...caller import CALLER
-from ...hosts import read_fetch_hosts
 
 if TYPE_CHECKING:
     from ....base.spec import InputSpan
@@ -161,7 +160,7 @@ async def _loaded(
 
 async def _fetched(service: Service, given: GivenPicture, most: int) -> LoadedPicture:
     """Let a process of its own fetch a picture. Raises `InvalidRequest`, `Overloaded`."""
-    hosts = read_fetch_hosts(service.options.fetch_hosts)
+    hosts = service.fetch_hosts
     if not hosts:
         raise InvalidRequest(
             "this server fetches nothing (option fetch_hosts); send the file as a data URL "
