@@ -14,7 +14,7 @@ from headrace.base.errors import InvalidRequest, OptionError
 from headrace.media.fetching import (
     FETCH_REFUSALS,
     FetchLimits,
-    Target,
+    FetchAddress,
     fetch,
     is_public,
 )
@@ -117,14 +117,14 @@ def test_names_of_hosts() -> None:
         "https://img.example.com/a", "http://IMG.example.com:80/a", "https://img.example.com./a",
         "https://a.b.example.org/", "http://10.0.0.1:8080/a",
     ):  # fmt: skip
-        Target(url, hosts)
+        FetchAddress(url, hosts)
     for url in (
         "https://example.com/a", "https://img.example.com.evil.net/", "https://example.org/",
         "https://img.example.com:444/", "http://10.0.0.1/", "http://10.0.0.1:8081/",
         "https://evilexample.org/", "https://a.example.org:8443/",
     ):  # fmt: skip
         with pytest.raises(ValueError, match="host"):
-            Target(url, hosts)
+            FetchAddress(url, hosts)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ _JOINTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class CodedTensor:
     """A tensor in blocks of Q8_0, which is decoded when it is read."""
 
     file: GgufFile
@@ -112,7 +112,7 @@ def configs(file: GgufFile, files: ModelFiles) -> tuple[dict[str, Any], dict[str
     return config, {**processing, **edges}
 
 
-def tensors(file: GgufFile, names: Mapping[str, Any]) -> dict[str, StoredTensor | Blocks]:
+def tensors(file: GgufFile, names: Mapping[str, Any]) -> dict[str, StoredTensor | CodedTensor]:
     """Return those of an encoder's tensors that the graph `names`, by these names. Raises
     `ModelFileError` for a type that is not read."""
     opened, found = OpenFile(file.path), {}
@@ -128,7 +128,7 @@ def tensors(file: GgufFile, names: Mapping[str, Any]) -> dict[str, StoredTensor 
         found[name] = (
             StoredTensor(file.path, kind, info.shape, info.offset, opened)
             if kind in _PLAIN
-            else Blocks(file, info.name)
+            else CodedTensor(file, info.name)
         )
     return found
 

@@ -17,7 +17,7 @@ from ..models.picture_arch import ClassToken, PictureArch, squares
 from ..models.pictures import KINDS, describe_pictures, picture_arch
 from .encoder_files import check_shapes, encoder_config
 from .jsonfile import read_json
-from .mmproj import Blocks, configs, mmproj_of, tensors
+from .mmproj import CodedTensor, configs, mmproj_of, tensors
 from .safetensors_file import StoredTensor, stored_under
 from .weight_source import Named
 
@@ -74,7 +74,7 @@ def picture_weights(files: ModelFiles, picture: PictureArch) -> Iterator[tuple[s
             yield name, np.ascontiguousarray(dealt).reshape(len(whole), -1)
         elif picked is not None:
             yield name, np.ascontiguousarray(stored.read()[picked])
-        elif isinstance(stored, Blocks):
+        elif isinstance(stored, CodedTensor):
             yield name, stored.read()
         elif len(stored.shape) > 3:
             # Kernels [out, channel, (frame,) row, column]: products with the pixels of a patch.
@@ -89,7 +89,7 @@ def read_tensor(files: ModelFiles, picture: PictureArch, name: str) -> npt.NDArr
 
 
 def _with_class(
-    there: Mapping[str, StoredTensor | Blocks], picture: PictureArch, token: ClassToken
+    there: Mapping[str, StoredTensor | CodedTensor], picture: PictureArch, token: ClassToken
 ) -> npt.NDArray[np.float32]:
     """Return the positions of all patches, in the order of squares, and then what turns the product
     of an empty patch into the class token."""
@@ -133,7 +133,7 @@ def _filming(files: ModelFiles) -> Mapping[str, Any] | None:
     return given
 
 
-def _tensors(files: ModelFiles, picture: PictureArch) -> Mapping[str, StoredTensor | Blocks]:
+def _tensors(files: ModelFiles, picture: PictureArch) -> Mapping[str, StoredTensor | CodedTensor]:
     """Return the encoder's tensors by their names in the graph."""
     encoder = mmproj_of(files)
     if encoder is not None:

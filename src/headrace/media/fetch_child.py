@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 from urllib.parse import urljoin
 
-from .fetching import FETCH_REFUSALS, Target, is_public
+from .fetching import FETCH_REFUSALS, FetchAddress, is_public
 
 _BLOCK = 1 << 16
 _MOVED = {301, 302, 303, 307, 308}
@@ -68,7 +68,7 @@ def fetched(order: dict[str, Any], target: BinaryIO) -> dict[str, Any]:
 def _asked(url: str, order: dict[str, Any], target: BinaryIO, end: float) -> tuple[str, int]:
     """Ask for an address; return where it has moved ("": it has not), and the bytes written."""
     try:
-        to = Target(url, order["hosts"])
+        to = FetchAddress(url, order["hosts"])
     except ValueError as refused:
         code = str(refused)
         raise FetchRefused(code if code in FETCH_REFUSALS else "address") from None
@@ -119,7 +119,7 @@ def _read(
     return size
 
 
-def _connected(to: Target, end: float) -> socket.socket:
+def _connected(to: FetchAddress, end: float) -> socket.socket:
     found = socket.getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
     if not found:
         raise FetchRefused("fetch")

@@ -43,7 +43,7 @@ class FetchLimits:
     """Time from the start of the child until it is killed."""
 
 
-class Target:
+class FetchAddress:
     """A checked address: `host`, `port`, `secure` and `path`."""
 
     def __init__(self, url: str, hosts: Sequence[str]) -> None:
@@ -111,7 +111,7 @@ def fetch(
     Raises `InvalidRequest`.
     """
     try:
-        Target(url, hosts)
+        FetchAddress(url, hosts)
     except ValueError as refused:
         raise InvalidRequest(FETCH_REFUSALS[str(refused)], param=param) from None
     order = {

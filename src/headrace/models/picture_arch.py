@@ -48,7 +48,7 @@ class Laid(NamedTuple):
 
 
 class Videos(NamedTuple):
-    """What a family's processor makes of a video; a tile is made of `sampling.together` frames."""
+    """A family's processing of videos; a tile is made of `sampling.together` frames."""
 
     sampling: Sampling
     sizing: Sizing

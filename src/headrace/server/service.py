@@ -84,15 +84,11 @@ class Service:
         self._names: list[str] = []
         self.keep_alive = KEEP_ALIVE
         self.tasks = TaskWatch()
-        """Background tasks of the server."""
         self.loop = LoopWatch()
         """Watch over the event loop of this server; `run` starts it."""
         self.hands = Hands()
-        self.decoders = Decoders()
+        self.decoders, self.fetches = Decoders(), Decoders()
         self.fetch_hosts: tuple[str, ...] = ()
-        """Hosts of the option of this name."""
-        self.fetches = Decoders()
-        """Fetches of files, apart from decodings: a slow host holds up none of these."""
         self.bodies = BodiesInFlight()
         self._long_text = asyncio.Semaphore(1)
         self.spans = Spans(options.otlp_endpoint) if options.otlp_endpoint else None

@@ -56,7 +56,7 @@ class PreparedPicture(NamedTuple):
     rows: int
     columns: int
     film: Film | None = None
-    """Of a video."""
+    """Frames of a video; None: it is a picture."""
     levels: npt.NDArray[np.float32] | None = None
     """Numbers of a video's bytes."""
 
