@@ -13,8 +13,8 @@ import pytest
 from headrace.base.errors import InvalidRequest, OptionError
 from headrace.media.fetching import (
     FETCH_REFUSALS,
-    FetchLimits,
     FetchAddress,
+    FetchLimits,
     fetch,
     is_public,
 )
