@@ -126,13 +126,10 @@ def _connected(to: FetchAddress, end: float) -> socket.socket:
     addresses = [str(one[4][0]) for one in found]
     if not to.literal and not all(is_public(one) for one in addresses):
         raise FetchRefused("private")
-    family, kind, protocol, _, where = found[0]
-    line = socket.socket(family, kind, protocol)
+    line = _line(found, end)
     try:
-        line.settimeout(_left(end))
-        line.connect(where)
         peer = ipaddress.ip_address(str(line.getpeername()[0]).partition("%")[0])
-        if str(peer) != str(ipaddress.ip_address(addresses[0].partition("%")[0])):
+        if peer not in {ipaddress.ip_address(one.partition("%")[0]) for one in addresses}:
             raise FetchRefused("fetch")
         if to.secure:
             return ssl.create_default_context().wrap_socket(line, server_hostname=to.host)
@@ -140,6 +137,23 @@ def _connected(to: FetchAddress, end: float) -> socket.socket:
         line.close()
         raise
     return line
+
+
+def _line(found: list[Any], end: float) -> socket.socket:
+    """Connect to the first of some addresses that answers."""
+    error: OSError | None = None
+    for family, kind, protocol, _, where in found:
+        line = socket.socket(family, kind, protocol)
+        try:
+            line.settimeout(_left(end))
+            line.connect(where)
+        except OSError as refused:
+            line.close()
+            error = refused
+        else:
+            return line
+    assert error is not None, "there are addresses"
+    raise error
 
 
 def _left(end: float) -> float:
