@@ -144,7 +144,7 @@ def test_what_is_refused(served: tuple[Running, Any, str]) -> None:
     long = filmed.file_of(filmed.drawn(400, 48, 48), 10)
     with pytest.raises(openai.BadRequestError, match="max_frames takes fewer"):
         ask(client, url="data:video/mp4;base64," + base64.b64encode(long).decode())
-    for cut in (len(long) // 2, len(long) - 40):
+    for cut in (len(long) // 4, len(long) // 2):
         with pytest.raises(openai.BadRequestError, match="cannot be decoded"):
             ask(client, url="data:;base64," + base64.b64encode(long[:cut]).decode())
     models: Any = client.models.list().data[0]
