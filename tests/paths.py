@@ -152,6 +152,10 @@ PATHS: dict[str, tuple[str, ...]] = {
         "media/test_pictures.py",
         "worker/test_picture_encoder.py::test_rows_and_logits_are_those_of_transformers",
         "engine/test_mutual_pictures_in_engine.py",
+        "worker/test_videos.py",
+        "media/test_decoded_videos.py::test_frames_are_those_of_pyav",
+        "server/test_server_chat_videos.py",
+        "loader/test_mmproj.py::test_answers_are_those_of_the_folder",
     ),
     "several servers": (
         "route/test_gateway.py::test_a_prefix_stays_with_its_replica",

@@ -26,6 +26,7 @@ SPECIALS = (
     "<|video_pad|>",
 )  # fmt: skip
 VOCAB = 256 + len(SPECIALS)
+FILM = VOCAB - 1
 END, PLACE = (256 + SPECIALS.index(token) for token in ("<|im_end|>", "<|image_pad|>"))
 PATCH, SQUARE = 4, 8
 LEAST, MOST = 3 * SQUARE**2, 36 * SQUARE**2
@@ -34,7 +35,8 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
-    "{% elif part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}"
+    "{% elif part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

@@ -87,6 +87,7 @@ def make(folder: Path, kind: str = "smolvlm", **changes: Any) -> Any:
         "image_std": DEVIATION,
         "do_image_splitting": True,
         "resample": 1,
+        "video_sampling": {"fps": 1, "max_frames": 6, "video_size": {"longest_edge": 48}},
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(processing))
     return made

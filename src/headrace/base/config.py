@@ -256,6 +256,11 @@ class ServerOptions:
         "Origins whose web pages may use this server, as in https://a.example,https://b.example; "
         "none: only its own page.",
     )
+    fetch_hosts: str | None = option(
+        None,
+        "Hosts from which pictures and videos of a chat are fetched by their http(s) address, as "
+        "in img.example.com,.example.org; none: nothing is fetched.",
+    )
     programs: str | None = option(
         None,
         "Foreign programs that are served beside the model, between commas: catalog names, .onnx "

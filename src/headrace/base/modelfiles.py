@@ -24,7 +24,7 @@ class ModelFiles:
     path: Path
     """The folder, or the `.gguf` file."""
     weights: tuple[Path, ...]
-    """The safetensors shards, or the `.gguf` file."""
+    """The safetensors shards, or the `.gguf` file, and the one of its encoder of pictures."""
     arch: ModelArch
     tokenizer: Path | dict[str, Any]
     """`tokenizer.json`, or the `tokenizer.*` metadata of a GGUF file."""

@@ -87,6 +87,10 @@ class InputSpan(NamedTuple):
 
     mutual: bool = False
     """Whether its positions see each other, those after them too: then one step computes them."""
+    follows: bool = False
+    """Whether it goes on the video of the span before it: its grid begins where that one's does."""
+    time: int = 0
+    """Positions on the axis of time between the beginning of its video and it."""
 
     @property
     def rows(self) -> int:
@@ -97,6 +101,12 @@ class InputSpan(NamedTuple):
     def end(self) -> int:
         """First position after it."""
         return self.first + self.length
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """Name of all that the KV of its positions depends on, besides the tokens before it."""
+        known = self.kind, self.digest
+        return (*known, self.follows, self.time) if self.follows or self.time else known
 
     def read_from(self, start: int) -> bool:
         """Tell whether a token at `start` or a later one reads the input."""

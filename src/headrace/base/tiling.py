@@ -3,7 +3,7 @@
 The numbers are those of transformers' processors that compute on Pillow alone: a `Tiling` is
 Idefics3's (Laurençon et al. 2024), a `Fitting` Qwen2-VL's (Wang et al. 2024), a `Matching`
 InternVL's, a `Panning` Gemma 3's, a
-`Bounding` Pixtral's.
+`Bounding` Pixtral's, a `Filming` that of Qwen3-VL's videos.
 """
 
 from __future__ import annotations
@@ -123,11 +123,35 @@ class Bounding(NamedTuple):
         return self._replace(longest=min(self.longest, math.isqrt(SMALL)))
 
 
-Sizing = Tiling | Fitting | Matching | Reducing | Panning | Bounding
+class Filming(NamedTuple):
+    """The frames of a video keep their shape as with `Fitting`, but the bounds are those of all
+    frames together (Qwen3-VL)."""
+
+    square: int
+    """Pixels of a side of a square."""
+    least: int
+    """Fewest pixels of all frames."""
+    most: int
+    together: int
+    """Frames of a patch."""
+    frames: int = 0
+    """Frames of the video; 0: one patch has all."""
+
+    @property
+    def largest(self) -> int:
+        """Bound on the pixels of a frame."""
+        return Fitting(self.square, self.least, max(1, self.most // self.together)).largest
+
+    def small(self) -> Filming:
+        """Return the rule for frames with little detail: the same."""
+        return self
+
+
+Sizing = Tiling | Fitting | Matching | Reducing | Panning | Bounding | Filming
 """Rule by which a model's processor sizes pictures."""
 _RULES: dict[str, Any] = {
     "tiling": Tiling, "fitting": Fitting, "matching": Matching, "reducing": Reducing,
-    "panning": Panning, "bounding": Bounding,
+    "panning": Panning, "bounding": Bounding, "filming": Filming,
 }  # fmt: skip
 
 
@@ -174,6 +198,9 @@ def cut(width: int, height: int, rule: Sizing) -> Cut:
     """Return what becomes of a picture of this size, in pixels. Raises `TooNarrow`."""
     if isinstance(rule, Fitting):
         size = _fitted(width, height, rule)
+        return Cut((size,), size, 0, 0, "bicubic")
+    if isinstance(rule, Filming):
+        size = _filmed(width, height, rule)
         return Cut((size,), size, 0, 0, "bicubic")
     if isinstance(rule, Bounding):
         ratio = max(height / rule.longest, width / rule.longest, 1)
@@ -223,6 +250,25 @@ def _fitted(width: int, height: int, rule: Fitting) -> tuple[int, int]:
         wide, high = (max(side, math.floor(one / down / side) * side) for one in (width, height))
     elif wide * high < rule.least:
         up = math.sqrt(rule.least / (height * width))
+        wide, high = (math.ceil(one * up / side) * side for one in (width, height))
+    return wide, high
+
+
+def _filmed(width: int, height: int, rule: Filming) -> tuple[int, int]:
+    """Round both sides to squares; scale them if all frames are too small or too large then."""
+    side, frames = rule.square, max(rule.frames, rule.together)
+    if min(width, height) < side:
+        grown = max(side / height, side / width)
+        width, height = int(width * grown), int(height * grown)
+    if max(width, height) > MOST_RATIO * min(width, height):
+        raise TooNarrow
+    wide, high = (round(each / side) * side for each in (width, height))
+    pixels = round(frames / rule.together) * rule.together * wide * high
+    if pixels > rule.most:
+        down = math.sqrt(frames * height * width / rule.most)
+        wide, high = (max(side, math.floor(one / down / side) * side) for one in (width, height))
+    elif pixels < rule.least:
+        up = math.sqrt(rule.least / (frames * height * width))
         wide, high = (math.ceil(one * up / side) * side for one in (width, height))
     return wide, high
 

@@ -97,9 +97,9 @@ class LocalPictures:
         engine, seen = self._engine, self._prompts
         assert seen is not None, "the model takes pictures"
         assert engine.template is not None, "the model talks"
-        token = engine.tokenizer.id_to_token(seen.place) or ""
+        tokens = [engine.tokenizer.id_to_token(place) or "" for place in seen.places]
         plain = [{**one, "content": _plain(one["content"])} for one in messages]
-        text = engine.template.render(Foreign([token], everywhere=True).cut(plain))
+        text = engine.template.render(Foreign(tokens, everywhere=True).cut(plain))
         ids = encode_between(engine.tokenizer, text)
         parts = [part for one in messages for part in _pictures(one["content"])]
         if ids.count(seen.place) != len(parts):

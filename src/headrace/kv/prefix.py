@@ -161,7 +161,7 @@ class PrefixChain:
         end = begin + self.block_size
         return b"".join(
             array("q", (_MARK, one.first - begin, one.length)).tobytes()
-            + _digest(repr((one.kind, one.digest)))
+            + _digest(repr(one.content))
             for one in self._inputs
             if one.first < end and begin < one.first + one.length
         )

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from ..base.errors import HeadraceError, ModelFileError
 from ..base.modelfiles import ModelFiles
 from .jsonfile import read_json
-from .safetensors_file import StoredTensor
+
+
+class Shaped(Protocol):
+    """A stored tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 def encoder_config(files: ModelFiles, kinds: Collection[str]) -> dict[str, Any] | None:
@@ -23,7 +29,7 @@ def encoder_config(files: ModelFiles, kinds: Collection[str]) -> dict[str, Any] 
 
 
 def check_shapes(
-    there: Mapping[str, StoredTensor], wanted: Iterable[tuple[str, tuple[int, ...]]]
+    there: Mapping[str, Shaped], wanted: Iterable[tuple[str, tuple[int, ...]]]
 ) -> None:
     """Raise `ModelFileError` unless each wanted tensor is there and has its shape."""
     for name, shape in wanted:

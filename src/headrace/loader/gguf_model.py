@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..base.arch import ModelArch
-from ..base.errors import ModelFileError
+from ..base.errors import HeadraceError, ModelFileError
 from ..base.modelfiles import TOOL_USE, ModelFiles
 from ..base.strings import StringArray
 from ..models.reader import from_gguf
@@ -40,6 +40,8 @@ _SPECIAL = {
     "pad_token": "padding_token_id",
 }
 _CONTROL = 3
+PROJECTORS = {"idefics3": "idefics3", "gemma3": "gemma3"}
+"""Kind of an encoder of pictures in a file of its own (`mmproj`) → `model_type` of a config."""
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -67,6 +69,7 @@ def open_gguf(path: Path, name: str, licence: str | None = None) -> ModelFiles:
             f"{path.name} is one part of {metadata['split.count']}; merge the parts into one file"
         )
     arch = from_gguf(metadata, file.tensors, factors)
+    encoder = beside(path, arch)
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, StringArray):
         raise ModelFileError(f"{path.name}: tokenizer.ggml.tokens must be an array of strings")
@@ -86,7 +89,7 @@ def open_gguf(path: Path, name: str, licence: str | None = None) -> ModelFiles:
         name=name,
         format="gguf",
         path=path,
-        weights=(path,),
+        weights=(path,) if encoder is None else (path, encoder),
         arch=arch,
         tokenizer={key: v for key, v in metadata.items() if key.startswith("tokenizer.")},
         chat_template=template,
@@ -103,6 +106,36 @@ def open_gguf(path: Path, name: str, licence: str | None = None) -> ModelFiles:
         licence=licence or _text(metadata.get("general.license")),
         opened=file,
     )
+
+
+def candidates(path: Path) -> list[Path]:
+    """List the files next to a GGUF file that are named as encoders are, in order."""
+    if path.suffix != ".gguf" or "mmproj" in path.name.lower():
+        return []
+    try:
+        return sorted(one for one in path.parent.glob("*.gguf") if "mmproj" in one.name.lower())
+    except OSError:
+        return []
+
+
+def beside(path: Path, arch: ModelArch) -> Path | None:
+    """Return the first encoder next to a language model that is made for its width and of a known
+    kind; None: there is none."""
+    for one in candidates(path):
+        try:
+            metadata = GgufFile(one).metadata
+        except HeadraceError:
+            continue  # It belongs to another model, perhaps: this one does without.
+        width = metadata.get("clip.vision.projection_dim")
+        if width == arch.hidden and projector(metadata) in PROJECTORS:
+            return one
+    return None
+
+
+def projector(metadata: Mapping[str, Any]) -> str:
+    """Return the kind of an encoder's file."""
+    keys = "clip.vision.projector_type", "clip.projector_type"
+    return str(next((metadata[key] for key in keys if key in metadata), ""))
 
 
 def gguf_of(files: ModelFiles) -> GgufFile:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.modelfiles import ModelFiles
-from ..models.picture_arch import PictureArch
+from ..models.picture_arch import CHANNELS, PictureArch
 from .pictures import read_tensor
 
 Floats = npt.NDArray[np.float32]
@@ -55,6 +55,13 @@ def layouts(files: ModelFiles, picture: PictureArch) -> Layouts | None:
         )
 
     return lru_cache(maxsize=KEPT)(of)
+
+
+def of_frames(rows: Floats, width: int) -> Floats:
+    """Return patches [N, width] whose frames are all the one of `rows` [N, n], channel by
+    channel."""
+    count, frames = len(rows), width // rows.shape[1]
+    return rows.reshape(count, CHANNELS, 1, -1).repeat(frames, 2).reshape(count, width)
 
 
 def between(table: Floats, turns: Numbers, rows: int, columns: int) -> Floats:

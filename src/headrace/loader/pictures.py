@@ -17,6 +17,7 @@ from ..models.picture_arch import ClassToken, PictureArch, squares
 from ..models.pictures import KINDS, describe_pictures, picture_arch
 from .encoder_files import check_shapes, encoder_config
 from .jsonfile import read_json
+from .mmproj import CodedTensor, configs, mmproj_of, tensors
 from .safetensors_file import StoredTensor, stored_under
 from .weight_source import Named
 
@@ -24,10 +25,9 @@ from .weight_source import Named
 def open_pictures(files: ModelFiles) -> PictureArch | None:
     """Return the encoder of pictures of an open model, checked against its tensors; None if the
     model has none. Raises `ModelFileError`, `UnsupportedModel`."""
-    config = encoder_config(files, KINDS)
-    if config is None:
+    picture = _read(files)
+    if picture is None:
         return None
-    picture = picture_arch(config, _processing(files), files.arch.hidden)
     there = _tensors(files, picture)
     if not there:
         return None  # Its language model alone.
@@ -40,6 +40,18 @@ def open_pictures(files: ModelFiles) -> PictureArch | None:
         )
     check_shapes(there, ((name, picture.stored(name, shape)) for name, shape in shapes))
     return picture
+
+
+def _read(files: ModelFiles) -> PictureArch | None:
+    encoder = mmproj_of(files)
+    if encoder is not None:
+        picture = picture_arch(*configs(encoder, files), files.arch.hidden)
+        # Such files have added the norm's one.
+        return replace(picture, arch=replace(picture.arch, norm_offset=0.0))
+    config = encoder_config(files, KINDS)
+    if config is None:
+        return None
+    return picture_arch(config, _processing(files), files.arch.hidden, _filming(files))
 
 
 def picture_weights(files: ModelFiles, picture: PictureArch) -> Iterator[tuple[str, Named]]:
@@ -62,11 +74,10 @@ def picture_weights(files: ModelFiles, picture: PictureArch) -> Iterator[tuple[s
             yield name, np.ascontiguousarray(dealt).reshape(len(whole), -1)
         elif picked is not None:
             yield name, np.ascontiguousarray(stored.read()[picked])
-        elif len(stored.shape) == 5:
-            # Kernels [out, channel, frame, row, column] over equal frames: one kernel, their sum.
-            yield name, floats(stored.read()).sum(2).reshape(stored.shape[0], -1)
-        elif len(stored.shape) == 4:
-            # Kernels [out, channel, row, column]: products with the pixels of a patch.
+        elif isinstance(stored, CodedTensor):
+            yield name, stored.read()
+        elif len(stored.shape) > 3:
+            # Kernels [out, channel, (frame,) row, column]: products with the pixels of a patch.
             yield name, replace(stored, shape=(stored.shape[0], prod(stored.shape[1:])))
         else:
             yield name, stored
@@ -78,7 +89,7 @@ def read_tensor(files: ModelFiles, picture: PictureArch, name: str) -> npt.NDArr
 
 
 def _with_class(
-    there: Mapping[str, StoredTensor], picture: PictureArch, token: ClassToken
+    there: Mapping[str, StoredTensor | CodedTensor], picture: PictureArch, token: ClassToken
 ) -> npt.NDArray[np.float32]:
     """Return the positions of all patches, in the order of squares, and then what turns the product
     of an empty patch into the class token."""
@@ -111,8 +122,22 @@ def _processing(files: ModelFiles) -> Mapping[str, Any]:
     return given
 
 
-def _tensors(files: ModelFiles, picture: PictureArch) -> dict[str, StoredTensor]:
+def _filming(files: ModelFiles) -> Mapping[str, Any] | None:
+    """Read what the model's processor does to videos; None: no file says it apart."""
+    own, whole = files.path / "video_preprocessor_config.json", files.path / "processor_config.json"
+    if own.is_file():
+        return read_json(own)
+    given = read_json(whole).get("video_processor") if whole.is_file() else None
+    if not isinstance(given, dict | None):
+        raise ModelFileError("processor_config.json: video_processor must be an object")
+    return given
+
+
+def _tensors(files: ModelFiles, picture: PictureArch) -> Mapping[str, StoredTensor | CodedTensor]:
     """Return the encoder's tensors by their names in the graph."""
+    encoder = mmproj_of(files)
+    if encoder is not None:
+        return tensors(encoder, describe_pictures(picture).tensors())
     found = stored_under(files.weights, *picture.PREFIXES, *picture.RENAMED)
     return {_renamed(name, picture.RENAMED): stored for name, stored in found.items()}
 

@@ -38,6 +38,8 @@ class Tower(NamedTuple):
     """Numbers of a step that follow from an input's shape; None: its units say all."""
     atom: int = 0
     """Most tokens of a prompt that see each other (`InputSpan.mutual`)."""
+    frames: int = 1
+    """Frames of a unit's row: an input of one frame has it in all of them."""
     coded: bool = False
     """Whether its products and its attention are in codes of eight bits."""
 
@@ -77,4 +79,5 @@ def open_tower(files: ModelFiles) -> Tower | None:
         picture.arch.max_context,
         layouts(files, picture),
         picture.rows_of(picture.arch.max_context) if picture.mutual else 0,
+        picture.frames,
     )

@@ -51,10 +51,10 @@ def main() -> None:
     obey(order, library, soxr)
 
 
-def imported(format: str) -> tuple[Any, Any]:
-    """Import the libraries that read a format and resample, and all modules that they load lazily.
-    Raises `ImportError`."""
-    import soxr
+def imported(format: str, *, sound: bool = True) -> tuple[Any, Any]:
+    """Import the libraries that read a format and, for a sound, resample it, and all modules that
+    they load lazily. Raises `ImportError`."""
+    soxr = import_module("soxr") if sound else None
 
     if format not in FFMPEG:
         import soundfile

@@ -15,6 +15,7 @@ from typing import Any
 from ..base.arch import ModelArch
 from ..base.arch_fields import Fields
 from ..base.errors import UnsupportedModel
+from ..base.filming import Film, Sampling
 from ..base.graph import TOKENS, EmbedSpec, Graph, Node, Rows, Value, WindowSpec
 from ..base.tiling import Tiling
 from ..layers.description import Description
@@ -24,6 +25,7 @@ from .picture_arch import (
     CHANNELS,
     MOST_PATCHES,
     PictureArch,
+    Videos,
     head_size,
     pixel_numbers,
     squares,
@@ -90,6 +92,48 @@ class Idefics3Pictures(PictureArch):
             **pixel_numbers(read, _LANCZOS, [0.5] * CHANNELS, [0.5] * CHANNELS),
         )
 
+    def filming(self, config: Mapping[str, Any], processing: Mapping[str, Any]) -> Videos | None:
+        """Read what SmolVLM makes of videos: frames of one tile, as of pictures that are not split.
+
+        A template writes the token of pictures for them: that of videos is plain text there."""
+        if self.kind != "smolvlm":
+            return None
+        read = Fields(processing, "the config of videos")
+        given = read.mapping("video_sampling") or {}
+        sampled = Fields(given, f"{read.where}: video_sampling")
+        tile = _edge(read, "max_image_size", 364)
+        if tile != self.side * self.patch:
+            raise UnsupportedModel(
+                f"{read.where}: max_image_size is {tile}; that of pictures is "
+                f"{self.side * self.patch}",
+                param="max_image_size",
+            )
+        key = "video_size" if "video_size" in given else "size"
+        longest = _edge(sampled if key in given else read, key, 4 * 364)
+        rate = sampled.number("fps", 0.01, 1_000.0, read.number("fps", 0.01, 1_000.0, 1.0))
+        most = sampled.integer("max_frames", 1, 1 << 12, read.integer("num_frames", 1, 1 << 12, 64))
+        return Videos(
+            Sampling("centred", rate, 1, most),
+            Tiling(longest, tile, False),
+            place=self.place,
+            written=self.place,
+            **pixel_numbers(read, _LANCZOS, [0.5] * CHANNELS, [0.5] * CHANNELS),
+        )
+
+    def prompt_of(self, token: str, film: Film) -> str:
+        one = f"{AROUND}{WHOLE}{token}{AROUND}"
+        return one + "".join(f"{_stamp(time)}{one}" for time in film.times[1:])
+
+    def around_film(self, film: Film) -> tuple[str, str]:
+        whole = int(film.seconds)
+        clock = f"{whole // 3_600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+        if days := whole // 86_400:
+            hours = f"{whole // 3_600 % 24}:{clock.partition(':')[2]}"
+            clock = f"{days} day{'s' if days > 1 else ''}, {hours}"
+        count = number_words(len(film.frames))
+        before = f"You are provided the following series of {count} frames from a {clock} "
+        return f"{before}[H:MM:SS] video.\n{_stamp(film.times[0])}", "\n\n"
+
     @property
     def rows(self) -> int:
         """Rows of the language model for a tile."""
@@ -140,6 +184,33 @@ class Idefics3Pictures(PictureArch):
         to.nodes(Node("window", (x,), (wide,), (), WindowSpec(square, square)))
         graph = to.graph(hidden=to.linear(wide, JOINT, outputs=self.hidden))
         return Graph(graph.nodes, graph.outputs, (patches,))
+
+
+_SMALL = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
+    "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen",
+    "nineteen",
+)  # fmt: skip
+_TENS = "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"
+
+
+def number_words(number: int) -> str:
+    """Write a number below 10,000 in English words, as num2words does."""
+    if number < 20:
+        return _SMALL[number]
+    if number < 100:
+        ten, one = divmod(number, 10)
+        return _TENS[ten - 2] + (f"-{_SMALL[one]}" if one else "")
+    if number < 1_000:
+        head, rest = divmod(number, 100)
+        return f"{_SMALL[head]} hundred" + (f" and {number_words(rest)}" if rest else "")
+    head, rest = divmod(number, 1_000)
+    joint = " and " if rest < 100 else ", "
+    return f"{number_words(head)} thousand" + (f"{joint}{number_words(rest)}" if rest else "")
+
+
+def _stamp(time: float) -> str:
+    return f"\nFrame from {int(time // 60):02d}:{int(time % 60):02d}:"
 
 
 def _side(tile: int, patch: int, factor: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 from ..base.arch import Activation, ModelArch
 from ..base.arch_fields import Fields
 from ..base.errors import ModelFileError, UnsupportedModel
+from ..base.filming import Film, Sampling
 from ..base.graph import Graph
 from ..base.tiling import Sizing, cut
 
@@ -46,6 +47,21 @@ class Laid(NamedTuple):
     """Number of the encoder's row for each row of the prompt; []: both have one order."""
 
 
+class Videos(NamedTuple):
+    """A family's processing of videos; a tile is made of `sampling.together` frames."""
+
+    sampling: Sampling
+    sizing: Sizing
+    """Rule by which frames are resized; each stays one tile."""
+    scale: float
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    place: int
+    """Token that stands for a row of a video."""
+    written: int
+    """Token that stands for a video in a template."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureArch:
     """An encoder of pictures, and what its processor makes of them. The unit of a step is a patch;
@@ -69,6 +85,8 @@ class PictureArch:
     """Factor on a byte of a pixel, before the mean is taken off."""
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
+    videos: Videos | None = None
+    """None: the family takes no videos."""
 
     KINDS: ClassVar[tuple[str, ...]]
     """Values of `model_type` of its configs."""
@@ -84,10 +102,20 @@ class PictureArch:
         """See `pictures.picture_arch`."""
         raise NotImplementedError
 
+    def filming(self, config: Mapping[str, Any], processing: Mapping[str, Any]) -> Videos | None:
+        """Read what is made of videos; `processing`: the config of their own processor. Raises
+        `ModelFileError`, `UnsupportedModel`."""
+        return None
+
     @property
     def width(self) -> int:
-        """Numbers of a patch: rows of pixels of each channel."""
+        """Numbers of a patch of a picture: rows of pixels of each channel."""
         return CHANNELS * self.patch**2
+
+    @property
+    def frames(self) -> int:
+        """Frames of a patch of the encoder; a picture is the same one in all."""
+        return 1
 
     @property
     def row_pixels(self) -> int:
@@ -170,6 +198,18 @@ class PictureArch:
         """Return what the processor writes before and after `prompt`, which becomes tokens together
         with the text that stands there."""
         return "", ""
+
+    def prompt_of(self, token: str, film: Film) -> str:
+        """Return the text that the processor writes for a video, with one `token` for each tile."""
+        raise NotImplementedError
+
+    def around_film(self, film: Film) -> tuple[str, str]:
+        """Return what the processor writes before and after `prompt_of`; see `around`."""
+        return "", ""
+
+    def times(self, film: Film) -> list[int] | None:
+        """Return `InputSpan.time` of the tiles of a video; None: each is turned as a picture."""
+        return None
 
     def stored(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape in the files of a tensor that the graph has with `shape`."""

@@ -4,7 +4,8 @@ A picture keeps its shape: a grid of patches, each turned by its row and its col
 Qwen2.5-VL attend within windows of the grid, so its patches come window by window, and its rows are
 put back into the order of the grid. Qwen3-VL adds positions from a table, read between its rows,
 and gives further rows for the first layers of the language model (DeepStack, Meng et al. 2024).
-A picture's two frames are equal, so the kernels of both are added.
+A patch has two frames, of a picture the same one twice. The tiles of a video attend each to itself,
+and differ in the language model by their time (Qwen3-VL writes it before them).
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
-from typing import Any
+from typing import Any, TypeVar
 
 from ..base.arch import ModelArch, Rope
 from ..base.arch_fields import Fields
 from ..base.errors import ModelFileError, UnsupportedModel
+from ..base.filming import Film, Sampling, single
 from ..base.graph import TOKENS, ActivationSpec, Graph, Node, Rows, Value, WindowSpec
-from ..base.tiling import Fitting
+from ..base.tiling import Filming, Fitting
 from ..layers.description import Description
 from ..layers.encoder import bidirectional, two_products
 from .picture_arch import (
@@ -28,6 +30,7 @@ from .picture_arch import (
     MOST_PATCHES,
     Laid,
     PictureArch,
+    Videos,
     head_size,
     pixel_numbers,
     squares,
@@ -43,6 +46,10 @@ QUICK = 1.702
 _BICUBIC = 3
 _EPS = 1e-6
 """Epsilon of all norms of these encoders, which no config states."""
+_RATE = 2.0
+"""Frames of a second that the authors' own reader takes; most configs state none."""
+_OPEN, _CLOSE = "<|vision_start|>", "<|vision_end|>"
+Rule = TypeVar("Rule", bound=Fitting | Filming)
 _GATED: Mapping[str, Any] = {"silu": "silu", **ACTIVATIONS}
 
 
@@ -58,6 +65,8 @@ class QwenPictures(PictureArch):
     """Positions of a side of the table; 0: there is none."""
     deep: tuple[int, ...] = ()
     """Layers after which further rows are made."""
+    ticks: float = 0.0
+    """Positions of a second of a video; 0: each tile of it has one (Qwen2-VL)."""
 
     KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
     PREFIXES = (f"{TOWER}.",)
@@ -104,9 +113,59 @@ class QwenPictures(PictureArch):
             **pixel_numbers(read, _BICUBIC, *CLIP),
         )
 
+    def filming(self, config: Mapping[str, Any], processing: Mapping[str, Any]) -> Videos | None:
+        read = Fields(processing, "the config of videos")
+        for key, value in (
+            ("temporal_patch_size", FRAMES),
+            ("patch_size", self.patch),
+            ("merge_size", self.factor),
+            ("cap_pixels_per_frame", False),
+        ):
+            read.expect(key, value)
+        third = self.kind.startswith("qwen3")
+        square, room = self.factor * self.patch, MOST_PATCHES * self.patch**2
+        unit = 32 * 32 if third else 28 * 28
+        least, most = _bounds(read, 128 * unit, 768 * unit)
+        sizing: Fitting | Filming = Fitting(square, least, min(most, room))
+        if third:
+            sizing = Filming(square, least, min(most, 1 << 28), FRAMES)
+        _checked(sizing._replace(most=min(most, room)), read, self.patch)
+        rate = read.number("fps", 0.01, 1_000.0, _RATE)
+        fewest = read.integer("min_frames", 1, 1 << 12, 4)
+        frames = read.integer("max_frames", fewest, 1 << 12, 768)
+        place = Fields(config, "config.json").integer("video_token_id", 0, 2**24, 151_656)
+        numbers = [[0.5] * CHANNELS] * 2 if third else CLIP
+        return Videos(
+            Sampling("spread" if third else "even", rate, fewest, frames, FRAMES),
+            sizing,
+            place=place,
+            written=place,
+            **pixel_numbers(read, _BICUBIC, *numbers),
+        )
+
+    def prompt_of(self, token: str, film: Film) -> str:
+        tiles = film.tiles(FRAMES)
+        if not self.kind.startswith("qwen3"):
+            return token * tiles
+        times = film.times + film.times[-1:]
+        means = [(times[2 * tile] + times[2 * tile + 1]) / 2 for tile in range(tiles)]
+        return "".join(f"<{mean:.1f} seconds>{_OPEN}{token}{_CLOSE}" for mean in means)
+
+    def times(self, film: Film) -> list[int] | None:
+        if self.kind.startswith("qwen3"):
+            return None
+        # transformers multiplies in fp32.
+        tick = single(self.ticks * single(FRAMES / (len(film.frames) / film.seconds)))
+        step = tick if self.kind == "qwen2_5_vl" else 1.0
+        return [int(single(tile * step)) for tile in range(film.tiles(FRAMES))]
+
     @property
     def gridded(self) -> bool:
         return True
+
+    @property
+    def frames(self) -> int:
+        return FRAMES
 
     @property
     def beside(self) -> dict[str, tuple[int, ...]]:
@@ -147,7 +206,7 @@ class QwenPictures(PictureArch):
 
     def describe(self) -> Graph:
         to = Description(self.arch)
-        patches, places = Value(TOKENS, self.width), Value(TOKENS, self.arch.hidden)
+        patches, places = Value(TOKENS, FRAMES * self.width), Value(TOKENS, self.arch.hidden)
         x = to.linear(patches, PATCHES, outputs=self.arch.hidden, bias=bool(self.trained))
         if self.trained:
             x = to.add(x, places)
@@ -263,6 +322,7 @@ def _windowed(tower: Fields, patch: int, factor: int) -> dict[str, Any]:
         )
     whole = tower.raw("fullatt_block_indexes")
     return {
+        "ticks": tower.number("tokens_per_second", 0.01, 1_000.0, 4.0),
         "window": size // factor // patch,
         "whole": _layers(
             tower, "fullatt_block_indexes", [7, 15, 23, 31] if whole is None else whole
@@ -302,18 +362,25 @@ def _layers(tower: Fields, key: str, stated: Any) -> tuple[int, ...]:
 
 def _fitting(read: Fields, patch: int, factor: int) -> Fitting:
     """Read the bounds of a picture's pixels, of which `MOST_PATCHES` patches are the most."""
+    least, most = _bounds(read, 56 * 56, 28 * 28 * 1_280)
+    return _checked(Fitting(factor * patch, least, min(most, MOST_PATCHES * patch**2)), read, patch)
+
+
+def _bounds(read: Fields, least: int, most: int) -> tuple[int, int]:
     size = Fields(read.mapping("size") or {}, f"{read.where}: size")
-    least = size.integer("shortest_edge", 1, 1 << 30, 56 * 56)
-    most = size.integer("longest_edge", 1, 1 << 30, 28 * 28 * 1_280)
-    least, most = (
+    least = size.integer("shortest_edge", 1, 1 << 30, least)
+    most = size.integer("longest_edge", 1, 1 << 30, most)
+    return (
         read.integer("min_pixels", 1, 1 << 30, least),
         read.integer("max_pixels", 1, 1 << 30, most),
     )
-    most = min(most, MOST_PATCHES * patch**2)
-    found = Fitting(factor * patch, least, most)
-    if least > most or found.largest > MOST_PATCHES * patch**2:
+
+
+def _checked(found: Rule, read: Fields, patch: int) -> Rule:
+    if found.least > found.most or found.largest > MOST_PATCHES * patch**2:
         raise UnsupportedModel(
-            f"{read.where}: a picture has at least {least:,} pixels and at most {most:,}",
+            f"{read.where}: a picture has at least {found.least:,} pixels and at most "
+            f"{found.most:,}",
             param="min_pixels",
         )
     return found

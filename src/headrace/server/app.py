@@ -29,7 +29,7 @@ from .border import Border
 from .errors import MethodNotAllowed, error_response, internal_error
 from .files.store import FileStore
 from .heads import Heads
-from .hosts import Hosts, read_hosts
+from .hosts import Hosts, read_fetch_hosts, read_hosts
 from .meter import HttpMeter
 from .openapi import document
 from .origin import Origins, read_origins
@@ -212,6 +212,7 @@ def create_app(
         attach(service, engine)
     given = service.options
     origins = read_origins(given.cors_origins)
+    service.fetch_hosts = read_fetch_hosts(given.fetch_hosts)
     accounts = Accounts(Path(given.keys)) if given.keys else None
     meter = HttpMeter(accounts)
     store = ResponseStore(Path(given.store) if given.store else None, failed=meter.failed)

@@ -87,6 +87,7 @@ def attach_model(
     if sees(engine.files.path):
         pictures = import_module("headrace.engine.clients.pictures")
         service.pictures = pictures.open_picture_prompts(engine.files, engine.tokenizer)
-    places = [one.place for one in (service.sounds, service.pictures) if one is not None]
+    places = [] if service.sounds is None else [service.sounds.place]
+    places += [] if service.pictures is None else service.pictures.places
     names = [engine.tokenizer.id_to_token(place) for place in places]
     service.places = Foreign((name for name in names if name), everywhere=True)

@@ -27,7 +27,7 @@ class Usage:
 
     __slots__ = (
         "_drafted", "_followed", "_prompts", "completion", "expected", "finishes", "first", "model",
-        "pictures", "reasoning",
+        "pictures", "reasoning", "videos",
     )  # fmt: skip
 
     def __init__(self, model: str) -> None:
@@ -41,7 +41,8 @@ class Usage:
         self.completion = 0
         self.reasoning = 0
         self.pictures = 0
-        """Tokens of the prompt that stand for pictures."""
+        """Tokens of the prompt that stand for pictures, and for videos."""
+        self.videos = 0
         self.expected: list[int] = []
         """Answer that the client expects. The tokens that each choice keeps of it are counted on
         the answer itself, so speculation does not affect the number."""
@@ -86,7 +87,8 @@ class Usage:
     def as_openai(self) -> dict[str, Any]:
         prompt, completion = self.prompt, self.completion
         details = {"reasoning_tokens": self.reasoning}
-        seen = {"image_tokens": self.pictures} if self.pictures else {}
+        counted = {"image_tokens": self.pictures, "video_tokens": self.videos}
+        seen = {name: count for name, count in counted.items() if count}
         if self.expected:
             most, choices = len(self.expected), self._followed.values()
             kept = sum(min(one.kept, most) for one in choices)

@@ -21,6 +21,7 @@ from .refusal import refusal
 
 PRIVATE = (".localhost", ".local", ".internal", ".svc", ".home.arpa", ".lan", ".test")
 """Endings of names that cannot be registered; nor can a name without a dot."""
+_FETCHED = re.compile(r"\.?[a-z0-9_][a-z0-9._-]*(:\d{1,5})?|[0-9a-f:]*:[0-9a-f:.]+")
 _NAME = re.compile(r"\.?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 
 
@@ -38,6 +39,19 @@ def read_hosts(text: str | None) -> frozenset[str]:
                 f"hosts must list names such as api.example.com, or .example.com for all below "
                 f"it, not {name[:100]!r}",
                 param="hosts",
+            )
+    return found
+
+
+def read_fetch_hosts(text: str | None) -> tuple[str, ...]:
+    """Return the hosts of the option `fetch_hosts`: `name`, `name:port`, or `.name` for all below
+    it. Raises `OptionError` naming the wrong one."""
+    found = tuple(name.strip().lower() for name in (text or "").split(",") if name.strip())
+    for name in found:
+        if not _FETCHED.fullmatch(name):
+            raise OptionError(
+                f"fetch_hosts: {name!r:.100} is no host; it must be a name, name:port or .name",
+                param="fetch_hosts",
             )
     return found
 

@@ -270,6 +270,7 @@ class ServerProcess:
             service.loop.stop()
             service.hands.close()
             service.decoders.close()
+            service.fetches.close()
             await self._save_ledger(app)
             app.state.store.close()
             if app.state.files is not None:

@@ -84,11 +84,11 @@ class Service:
         self._names: list[str] = []
         self.keep_alive = KEEP_ALIVE
         self.tasks = TaskWatch()
-        """Background tasks of the server."""
         self.loop = LoopWatch()
         """Watch over the event loop of this server; `run` starts it."""
         self.hands = Hands()
-        self.decoders = Decoders()
+        self.decoders, self.fetches = Decoders(), Decoders()
+        self.fetch_hosts: tuple[str, ...] = ()
         self.bodies = BodiesInFlight()
         self._long_text = asyncio.Semaphore(1)
         self.spans = Spans(options.otlp_endpoint) if options.otlp_endpoint else None
@@ -253,13 +253,13 @@ class Service:
         self._door.in_work = in_work
 
     @property
-    def modalities(self) -> list[Literal["text", "audio", "image"]]:
+    def modalities(self) -> list[Literal["text", "audio", "image", "video"]]:
         """Kinds of parts that the model takes in a chat."""
-        found: list[Literal["text", "audio", "image"]] = ["text"]
+        found: list[Literal["text", "audio", "image", "video"]] = ["text"]
         if self.sounds is not None:
             found.append("audio")
         if self.pictures is not None:
-            found.append("image")
+            found += ["image"] if self.pictures.film_place is None else ["image", "video"]
         return found
 
     @property

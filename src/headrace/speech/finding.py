@@ -10,6 +10,7 @@ from ..base.names import nearest
 from ..loader import Progress
 from ..loader.cache import hub_folder, is_hub_id
 from ..loader.catalog import CATALOG
+from ..loader.gguf_model import candidates
 from ..loader.jsonfile import read_json
 from ..loader.open import fetched
 from ..models.pictures import KINDS as PICTURES
@@ -55,8 +56,9 @@ def listens(path: Path) -> bool:
 
 
 def sees(path: Path) -> bool:
-    """Tell whether a folder is a language model that takes pictures in its prompt."""
-    return _model_type(path) in PICTURES
+    """Tell whether a folder, or a GGUF file with an encoder next to it, may be a language model
+    that takes pictures in its prompt."""
+    return bool(candidates(path)) or _model_type(path) in PICTURES
 
 
 def _model_type(path: Path) -> object:

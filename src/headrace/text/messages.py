@@ -69,8 +69,8 @@ def _message(message: Mapping[str, Any], where: str, absent: str | None) -> dict
 
 
 def _content(content: Any, where: str) -> str | list[dict[str, Any]] | None:
-    """Join the parts to one text; return a list of parts if one is a sound or a picture, which
-    templates place among texts."""
+    """Join the parts to one text; return a list of parts if one is a sound, a picture or a video,
+    which templates place among texts."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -85,7 +85,7 @@ def _content(content: Any, where: str) -> str | list[dict[str, Any]] | None:
             texts.append(part)
             continue
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind in ("audio", "image"):
+        if kind in ("audio", "image", "video"):
             parts += [*_texts(texts), dict(part)]
             texts = []
             continue

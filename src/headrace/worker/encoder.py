@@ -26,7 +26,7 @@ from ..kernels.cpu.pieces import pieces_of
 from ..kernels.encoded import EncodedRows
 from ..kernels.in_pieces import NOTHING, InPieces, InterpretedPieces
 from ..kernels.operators import KvCache, StepBatch
-from ..loader.picture_layout import Layout
+from ..loader.picture_layout import Layout, of_frames
 from ..loader.towers import Tower
 from .cross import CrossBlocks, Floats
 from .loading import OpenPart
@@ -182,13 +182,14 @@ class Encoder:
         item.rows, item.under, item.layout = rows.copy() if own else rows, None, None
 
     def _read(self, item: EncodedItem) -> Floats:
-        source, rows = item.source, self._input.rows.of(item.units)
-        if (source.rows, source.width) != (rows, self._input.width):
+        source, rows, width = item.source, self._input.rows.of(item.units), self._input.width
+        widths = {width, width // self._tower.frames}
+        if source.rows != rows or source.width not in widths:
             raise EngineFault(
-                f"the input has {source.rows} rows of {source.width} numbers, not {rows} of "
-                f"{self._input.width}"
+                f"the input has {source.rows} rows of {source.width} numbers, not {rows} of {width}"
             )
-        return read_payload(source)
+        found = read_payload(source)
+        return found if source.width == width else of_frames(found, width)
 
     def _batch(self, units: int, layout: Layout | None, slot: int) -> StepBatch:
         """Return the step of one entry of `units` rows, which attend to each other."""

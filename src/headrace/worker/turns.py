@@ -3,9 +3,10 @@
 
 A text's tokens have one position on all axes (time, row, column). A picture's have one time, and
 the row and column of their place in its grid; the text after it goes on after the longer side of
-the grid (Wang et al. 2024, section 2.1). A picture's tokens may see each other (Gemma 3). All of
-it follows from the prompt's spans, so it is the same after a preemption, behind a prefix that was
-found, and in every chunk.
+the grid (Wang et al. 2024, section 2.1). The grids of a video all begin at one position, and as in
+transformers its time does not move the text after it. A picture's tokens may see each other (Gemma
+3). All of it follows from the prompt's spans, so it is the same after a preemption, behind a prefix
+that was found, and in every chunk.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ def turns_of(spans: Sequence[InputSpan], start: int, count: int) -> npt.NDArray[
     for span in spans:
         if not span.columns:
             continue
-        after = span.first + span.length
+        longer = max(span.columns, span.length // span.columns)
+        begin, after = span.first - saved - (longer if span.follows else 0), span.end
         if after > start and span.first < start + count:
             inside = slice(max(0, span.first - start), min(count, after - start))
             row, column = np.divmod(places[inside] - span.first, span.columns)
-            found[:, inside] = np.stack([0 * row, row, column]) + (span.first - saved)
-        saved += span.length - max(span.columns, span.length // span.columns)
+            found[:, inside] = np.stack([0 * row + span.time, row, column]) + begin
+        saved += span.length - (0 if span.follows else longer)
         later = slice(min(count, max(0, after - start)), None)
         found[:, later] = places[later] - saved
     return found

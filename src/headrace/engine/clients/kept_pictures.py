@@ -14,13 +14,15 @@ from ...base.errors import Overloaded
 
 if TYPE_CHECKING:
     from ...base.encodings import SealedHandle
+    from ...base.filming import Film
     from ...dist.payloads import SealedInput, SealedInputs
 
 MOST_BYTES = 64 << 20
 """Bytes of kept pictures: four that fill the largest grid of SmolVLM."""
 MOST_PICTURES = 64
-Name = tuple[str, bytes, bool]
-"""Owner of a picture, name of its content, and whether it has little detail."""
+Name = tuple[str, bytes, bool | int]
+"""Owner of a picture, name of its content, and whether it has little detail; of a video -1 − the
+most frames that were asked for."""
 
 
 class PreparedTile(NamedTuple):
@@ -38,20 +40,25 @@ class PreparedTile(NamedTuple):
 
 class PictureShape(NamedTuple):
     """A picture cut into `rows` × `columns` tiles (0: it is one), of `each` rows of the language
-    model; a row of a tile's grid has `grid` of them (0: it has none)."""
+    model; a row of a tile's grid has `grid` of them (0: it has none). A video has `film`."""
 
     rows: int
     columns: int
     each: int
     grid: int = 0
+    film: Film | None = None
 
 
 class PreparedPicture(NamedTuple):
-    """The tiles of a picture, in the order of the prompt."""
+    """The tiles of a picture or a video, in the order of the prompt."""
 
     tiles: list[PreparedTile]
     rows: int
     columns: int
+    film: Film | None = None
+    """Frames of a video; None: it is a picture."""
+    levels: npt.NDArray[np.float32] | None = None
+    """Numbers of a video's bytes."""
 
     @property
     def length(self) -> int:
@@ -61,7 +68,8 @@ class PreparedPicture(NamedTuple):
     @property
     def shape(self) -> PictureShape:
         """Shape of its tiles, which are alike."""
-        return PictureShape(self.rows, self.columns, self.tiles[0].rows, self.tiles[0].columns)
+        first = self.tiles[0]
+        return PictureShape(self.rows, self.columns, first.rows, first.columns, self.film)
 
 
 class SealedPicture(NamedTuple):
@@ -78,6 +86,7 @@ class SealedPicture(NamedTuple):
     """Rows of the language model for a tile."""
     grid: int
     """`InputSpan.columns` of a tile."""
+    film: Film | None = None
 
     @property
     def length(self) -> int:
@@ -86,7 +95,7 @@ class SealedPicture(NamedTuple):
 
     @property
     def shape(self) -> PictureShape:
-        return PictureShape(self.rows, self.columns, self.each, self.grid)
+        return PictureShape(self.rows, self.columns, self.each, self.grid, self.film)
 
     def source(self, tile: int) -> SealedHandle:
         """Return the handle of a tile."""
@@ -129,12 +138,16 @@ class KeptPictures:
         tiles: Sequence[PreparedTile],
         rows: int,
         columns: int,
+        film: Film | None = None,
+        levels: npt.NDArray[np.float32] | None = None,
     ) -> SealedPicture:
-        """Seal a picture, whose tiles are alike, and keep it. Raises as `SealedInputs.hold`."""
+        """Seal a picture, whose tiles are alike, and keep it. `film`, `levels`: of a video. Raises
+        as `SealedInputs.hold`."""
         first = tiles[0]
-        sealed = self._seal(name[0], np.concatenate([tile.patches for tile in tiles]))
+        patches = np.concatenate([tile.patches for tile in tiles])
+        sealed = self._seal(name[0], patches, self._levels if levels is None else levels)
         digests = tuple(tile.digest for tile in tiles)
-        shape = len(first.patches), rows, columns, first.rows, first.columns
+        shape = len(first.patches), rows, columns, first.rows, first.columns, film
         held = SealedPicture(sealed, digests, *shape)
         self._drop(name)
         if sealed.size <= self._most:
@@ -149,11 +162,13 @@ class KeptPictures:
         self._kept.clear()
         self.bytes = 0
 
-    def _seal(self, owner: str, patches: npt.NDArray[np.uint8]) -> SealedInput:
+    def _seal(
+        self, owner: str, patches: npt.NDArray[np.uint8], levels: npt.NDArray[np.float32]
+    ) -> SealedInput:
         """Seal patches; where room is lacking, kept pictures go, the owner's own ones first."""
         while True:
             try:
-                return self._payloads.hold(owner, patches, self._levels)
+                return self._payloads.hold(owner, patches, levels)
             except Overloaded:
                 if not self._kept:
                     raise

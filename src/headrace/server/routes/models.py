@@ -30,7 +30,7 @@ class ModelReply(TypedDict):
     root: str
     parent: str | None
     max_model_len: int
-    input_modalities: list[Literal["text", "audio", "image"]]
+    input_modalities: list[Literal["text", "audio", "image", "video"]]
     task: NotRequired[Literal["transcription", "embedding", "recommendation", "program", "speech"]]
     """Task of the model; absent: text generation."""
     licence: NotRequired[str]

@@ -1,15 +1,17 @@
-"""Pictures in a conversation: the client's files, and their positions in the prompt."""
+"""Pictures and videos in a conversation: the client's files, and their positions in the prompt."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ....base.errors import ContextOverflow, InvalidRequest, NotFound, TooLarge
 from ....loader.towers import MOST_INPUTS
+from ....media.fetching import fetch
 from ...caller import CALLER
 
 if TYPE_CHECKING:
@@ -23,6 +25,14 @@ if TYPE_CHECKING:
 
 PART = {"type": "image"}
 """Message part by which templates recognise a picture."""
+PARTS = {"image_url": [PART], "video_url": [{"type": "video"}]}
+"""Client's part → message parts of templates."""
+UNNAMED = {"image_url": [PART], "video_url": [{"type": "text", "text": ""}, PART]}
+"""Message parts of a family whose templates write the token of pictures for videos, too: a message
+that begins with one is written as one that begins with text."""
+VIDEO_TOO_LONG = "a video lasts longer than the context has positions"
+MOST_FRAMES = 1 << 12
+"""Largest `max_frames`."""
 _DETAILS = {"low": True, "high": False, "auto": False, None: False}
 """Values of `detail` → whether the picture is taken with little detail, whatever its size."""
 
@@ -39,6 +49,15 @@ class GivenPicture(NamedTuple):
     """Whether little detail is wanted."""
     file_id: str = ""
     """Id of an uploaded file, in place of `data`."""
+    url: str = ""
+    """An http(s) address, in place of `data`."""
+    frames: int | None = None
+    """Most frames of a video (0: as many as the processor takes); None: it is a picture."""
+
+    @property
+    def detail(self) -> bool | int:
+        """The last part of `kept_pictures.Name`."""
+        return self.small if self.frames is None else -1 - self.frames
 
 
 class LoadedPicture(NamedTuple):
@@ -51,24 +70,41 @@ class LoadedPicture(NamedTuple):
 
 
 def pictures_of(messages: list[Message]) -> list[GivenPicture]:
-    """List the pictures in order. Raises `InvalidRequest`, `TooLarge`."""
-    found: list[tuple[str, Any]] = []
+    """List the pictures and videos in order. Raises `InvalidRequest`, `TooLarge`."""
+    found: list[tuple[str, Any, bool]] = []
     for index, message in enumerate(messages):
         for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            if part.type != "image_url":
+            if part.type not in PARTS:
                 continue
-            where = f"messages.{index}.content.{place}.image_url"
+            where, film = f"messages.{index}.content.{place}.{part.type}", part.type == "video_url"
+            given = part.video_url if film else part.image_url
             if message.role != "user":
-                sent = isinstance(part.image_url, GivenPicture)
-                where = part.image_url.where if sent else where
+                where = given.where if isinstance(given, GivenPicture) else where
                 raise InvalidRequest("only a user's message has pictures", param=where)
-            found.append((where, part.image_url))
+            found.append((where, given, film))
     if len(found) > MOST_INPUTS:
         raise TooLarge(
             f"the messages have {len(found)} pictures; at most {MOST_INPUTS} are taken",
             param="messages",
         )
-    return [_given(one, where) for where, one in found]
+    return [_film(one, where) if film else _given(one, where) for where, one, film in found]
+
+
+def _film(given: Any, where: str) -> GivenPicture:
+    given = {"url": given} if isinstance(given, str) else given
+    if not isinstance(given, dict) or (given.get("url") is None) == (given.get("file_id") is None):
+        raise InvalidRequest("video_url must have either url or file_id", param=where)
+    name, frames = ("url", "file_id")[given.get("url") is None], given.get("max_frames", 0)
+    if not isinstance(given[name], str):
+        raise InvalidRequest(f"{name} must be a string", param=f"{where}.{name}")
+    if frames is not None and (type(frames) is not int or not 0 <= frames <= MOST_FRAMES):
+        raise InvalidRequest(
+            f"max_frames must be from 0 to {MOST_FRAMES:,}", param=f"{where}.max_frames"
+        )
+    made = GivenPicture(f"{where}.{name}", frames=frames or 0)
+    if name == "file_id":
+        return made._replace(file_id=given["file_id"])
+    return given_url(given["url"], made)
 
 
 def _given(given: Any, where: str) -> GivenPicture:
@@ -78,7 +114,7 @@ def _given(given: Any, where: str) -> GivenPicture:
     if not isinstance(given, dict) or not isinstance(given.get("url"), str):
         raise InvalidRequest("image_url must have a url", param=f"{where}.url")
     small = is_small(given.get("detail"), f"{where}.detail")
-    return GivenPicture(f"{where}.url", base64_of(given["url"], f"{where}.url"), small)
+    return given_url(given["url"], GivenPicture(f"{where}.url", small=small))
 
 
 def is_small(detail: Any, where: str) -> bool:
@@ -88,27 +124,53 @@ def is_small(detail: Any, where: str) -> bool:
     return _DETAILS[detail]
 
 
-def base64_of(url: str, where: str) -> str:
-    """Return the base64 of a data URL. Raises `InvalidRequest` for other URLs."""
+def given_url(url: str, picture: GivenPicture) -> GivenPicture:
+    """Return a picture with the base64 of a data URL, or with an http(s) address. Raises
+    `InvalidRequest` for other URLs."""
+    if url[:8].lower().startswith(("http://", "https://")):
+        return picture._replace(url=url)
     head, comma, data = url.partition(",")
     if not comma or not head[:5].lower() == "data:" or not head.lower().endswith(";base64"):
         raise InvalidRequest(
-            "a picture is taken as a data URL (data:image/png;base64,…); nothing is fetched",
-            param=where,
+            "a picture is taken as a data URL (data:image/png;base64,…)",
+            param=picture.where,
             code="unsupported_content",
         )
-    return data
+    return picture._replace(data=data)
 
 
-async def _loaded(service: Service, pictures: list[GivenPicture], most: int) -> list[LoadedPicture]:
-    """Read the base64 of pictures, and find their files, of at most `most` bytes each. Raises
+async def _loaded(
+    service: Service, pictures: list[GivenPicture], seen: PicturePrompts
+) -> list[LoadedPicture]:
+    """Read the base64 of pictures, and find their files, within the limits of each. Raises
     `HeadraceError`."""
-    if not any(one.file_id for one in pictures):
+    if not any(one.file_id or one.url for one in pictures):
         return await service.hands.beside(lambda: [_decoded(one) for one in pictures])
-    return [
-        await _file(service, one, most) if one.file_id else await service.hands.run(_decoded, one)
-        for one in pictures
-    ]
+    found = []
+    for one in pictures:
+        most = (seen.limits if one.frames is None else seen.video_limits).bytes
+        if one.url:
+            found.append(await _fetched(service, one, most))
+        elif one.file_id:
+            found.append(await _file(service, one, most))
+        else:
+            found.append(await service.hands.run(_decoded, one))
+    return found
+
+
+async def _fetched(service: Service, given: GivenPicture, most: int) -> LoadedPicture:
+    """Let a process of its own fetch a picture. Raises `InvalidRequest`, `Overloaded`."""
+    hosts = service.fetch_hosts
+    if not hosts:
+        raise InvalidRequest(
+            "this server fetches nothing (option fetch_hosts); send the file as a data URL "
+            "(data:image/png;base64,…)",
+            param=given.where,
+            code="unsupported_content",
+        )
+    work = partial(fetch, given.url, hosts, most, given.where)
+    data = await service.fetches.run(work)
+    return LoadedPicture(given, blake2b(data, digest_size=32).digest(), data)
 
 
 def _decoded(given: GivenPicture) -> LoadedPicture:
@@ -144,6 +206,8 @@ def _read(
             data = data.read_bytes()
         except OSError:
             raise NotFound(f"the content of {given.file_id} is gone", param=given.where) from None
+    if given.frames is not None:
+        return seen.read_video(data, given.where, given.frames, most, on_child)
     return seen.read(data, given.where, given.small, most, on_child)
 
 
@@ -159,14 +223,10 @@ async def with_pictures(
     """
     seen = service.pictures
     assert seen is not None, "the model takes pictures"
-    pictures, place = await service.hands.beside(pictures_of, messages), seen.place
-    if prompt.count(place) != len(pictures):
-        token = service.engine.tokenizer.id_to_token(place)
-        raise InvalidRequest(
-            f"the messages have {len(pictures)} pictures, and the prompt has {token!r}, which "
-            f"stands for one, {prompt.count(place)} times",
-            param="messages",
-        )
+    pictures = await service.hands.beside(pictures_of, messages)
+    _check_places(
+        service, seen, prompt, [seen.place_of(one.frames is not None) for one in pictures]
+    )
     most, owner = service.engine.max_context, CALLER.get().owner
     room, least = most - len(prompt), seen.picture.least_rows
     if not counts and len(pictures) * least > room:
@@ -178,8 +238,8 @@ async def with_pictures(
     room = min(room, seen.most_rows)
     shapes: list[PictureShape] = []
     held: list[SealedPicture] = []
-    for number, picture in enumerate(await _loaded(service, pictures, seen.limits.bytes)):
-        name = owner, picture.name, picture.given.small
+    for number, picture in enumerate(await _loaded(service, pictures, seen)):
+        name = owner, picture.name, picture.given.detail
         # The pictures after this one take some, too.
         mine = seen.most_rows if counts else room - (len(pictures) - number - 1) * least
         found = seen.kept.find(name)
@@ -189,8 +249,27 @@ async def with_pictures(
             found = None if counts else seen.kept.hold(name, *made)
         else:
             shape, length = found.shape, found.length
-        room -= seen.check_rows(length, mine, picture.given.where)
+        room -= seen.check_rows(length, mine, picture.given.where, shape.film)
         shapes.append(shape)
         held += [] if counts or found is None else [found]
     ids, spans = seen.expand(prompt, shapes, held)
+    if max((span.first + span.time for span in spans), default=0) >= most:
+        raise InvalidRequest(VIDEO_TOO_LONG, param="messages")
     return ids, spans, [one.sealed for one in held]
+
+
+def _check_places(
+    service: Service, seen: PicturePrompts, prompt: list[int], wanted: list[int]
+) -> None:
+    """Raise `InvalidRequest` unless a prompt has the tokens that stand for its pictures and videos,
+    in their order."""
+    places = {*wanted, *seen.places}
+    if [token for token in prompt if token in places] == wanted:
+        return
+    tokens = ", ".join(repr(service.engine.tokenizer.id_to_token(one)) for one in sorted(places))
+    raise InvalidRequest(
+        f"the messages have {len(wanted)} pictures and videos; the prompt that the model's chat "
+        f"template writes has {sum(token in places for token in prompt)} tokens that stand for one "
+        f"({tokens}), or in another order",
+        param="messages",
+    )

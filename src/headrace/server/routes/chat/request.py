@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ....base.errors import ContextOverflow, InvalidRequest
@@ -18,8 +19,7 @@ from ...generation import Usage
 from .demand import expected_of, grammar_of, tools_of
 from .legacy import is_legacy, modern, tool_calls
 from .parts import Parts
-from .pictures import PART as PICTURE
-from .pictures import with_pictures
+from .pictures import PARTS, UNNAMED, with_pictures
 from .reasoning import is_thought, thoughts, with_wishes
 from .schema import ChatBody, Message
 from .sounds import PART as SOUND
@@ -151,8 +151,12 @@ class Chat:
             self.echoed = open_end(_plain_messages(body.messages[-1:]))
 
     def _messages(self) -> list[Mapping[str, Any]]:
-        takes = {"audio": "input_audio", "image": "image_url"}
-        allowed = [takes[one] for one in self.service.modalities if one in takes]
+        takes = {"audio": "input_audio", "image": "image_url", "video": "video_url"}
+        seen = self.service.pictures
+        parts: dict[str, list[dict[str, str]]] = {"input_audio": [SOUND]}
+        parts |= UNNAMED if seen is not None and seen.place == seen.film_place else PARTS
+        kinds = (takes[one] for one in self.service.modalities if one in takes)
+        allowed = {kind: parts[kind] for kind in kinds}
         messages = self.speech.foreign.cut(_plain_messages(self.body.messages, allowed))
         return self.service.places.cut(messages) if allowed else messages
 
@@ -217,6 +221,7 @@ class Chat:
         )
         self.usage.known_prompt(0, len(self.prompt))
         self.usage.pictures = sum(one.length for one in self.inputs if one.kind == "picture")
+        self.usage.videos = sum(one.length for one in self.inputs if one.kind == "video")
         return stream
 
     def head(self, kind: str) -> dict[str, Any]:
@@ -238,14 +243,17 @@ def _is_short(messages: list[Message]) -> bool:
     return len(messages) + parts <= SHORT and texts <= SMALL_CHARACTERS
 
 
-_PARTS = {"input_audio": SOUND, "image_url": PICTURE}
+Takes = Mapping[str, list[dict[str, str]]]
+"""Client's part that a model takes → message parts of templates."""
 
 
-def _plain_messages(messages: list[Message], takes: Collection[str] = ()) -> list[dict[str, Any]]:
+def _plain_messages(
+    messages: list[Message], takes: Takes = MappingProxyType({})
+) -> list[dict[str, Any]]:
     return [_plain(index, message, takes) for index, message in enumerate(messages)]
 
 
-def _plain(index: int, message: Message, takes: Collection[str]) -> dict[str, Any]:
+def _plain(index: int, message: Message, takes: Takes) -> dict[str, Any]:
     """Convert a message to the form that templates read; refuse parts that the model does not
     take."""
     allowed = ("text", "refusal", *takes)
@@ -269,9 +277,11 @@ def _plain(index: int, message: Message, takes: Collection[str]) -> dict[str, An
         plain["role"] = "tool"
     if isinstance(message.content, list):
         plain["content"] = [
-            _PARTS.get(part.type) or {"type": "text", "text": part.text or part.refusal or ""}
+            one
             for part in message.content
             if not is_thought(part)
+            for one in takes.get(part.type)
+            or [{"type": "text", "text": part.text or part.refusal or ""}]
         ]
         if thought := thoughts(message.content):
             plain.setdefault("reasoning_content", thought)

@@ -130,6 +130,7 @@ class CompletionBody(FrontendFields):
 class PromptTokensDetails(TypedDict):
     cached_tokens: int
     image_tokens: NotRequired[int]
+    video_tokens: NotRequired[int]
 
 
 class CompletionTokensDetails(TypedDict):

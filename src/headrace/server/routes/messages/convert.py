@@ -7,7 +7,7 @@ from typing import Any
 
 from ....base.errors import InvalidRequest
 from ...body import converted, needed
-from ..chat.pictures import GivenPicture
+from ..chat.pictures import GivenPicture, given_url
 from ..chat.schema import ChatBody
 from .schema import Block, CountBody, MessagesBody, Turn
 
@@ -200,8 +200,10 @@ def _said(text: str) -> dict[str, Any]:
 def _picture(block: Block, where: str) -> GivenPicture:
     source = block.source if isinstance(block.source, dict) else {}
     kind, data = source.get("type"), source.get("data")
+    if kind == "url" and isinstance(source.get("url"), str):
+        return given_url(source["url"], GivenPicture(f"{where}.source.url"))
     if kind in ("url", "file"):
-        why = "nothing is fetched" if kind == "url" else "files are not taken here"
+        why = "its url must be a string" if kind == "url" else "files are not taken here"
         raise InvalidRequest(
             f"{where}.source.type must be base64, not {kind}: {why}",
             param=f"{where}.source.type",

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....base.errors import InvalidRequest
 from ...body import converted, needed
-from ..chat.pictures import GivenPicture, base64_of, is_small
+from ..chat.pictures import GivenPicture, given_url, is_small
 from ..chat.schema import ChatBody
 from .schema import InputItem, InputPart, NamedChoice, ResponseBody
 
@@ -148,7 +148,7 @@ def _picture(part: InputPart, where: str) -> GivenPicture:
         raise InvalidRequest(f"{here} must be a string", param=here)
     if name == "file_id":
         return GivenPicture(here, small=small, file_id=given)
-    return GivenPicture(here, base64_of(given, here), small)
+    return given_url(given, GivenPicture(here, small=small))
 
 
 def _text(content: str | list[InputPart] | None, where: str, first: int = 0) -> str:
