@@ -232,18 +232,15 @@ def written() -> str:
             families(),
             "## Families and features",
             "Of each family in safetensors on the CPU kernels: the same answers with the feature "
-            "as without, or the refusal by name (`no`), as `tests/models/test_features.py` runs "
-            "them for every tiny model of the family; adapters against the adapter in the "
-            "weights. GGUF gives 64 of 64 tokens that transformers gives (`tests/loader/"
-            "test_gguf_greedy.py`), and llama.cpp gives the same from the same file "
-            "(`test_gguf_llamacpp.py`; Mistral's and Mixtral's files call themselves llama). "
-            "Ranks: the same answers from several workers that share the model "
-            "(`tests/worker/test_ranks_of_workers.py`).",
-            "KV in int8 and k8v4 is lossy: `yes` means the same answers in whatever batch and "
-            "chunks, not those of wider KV. Against float32 KV a log-probability of the tiny "
-            f"models, whose weights are random, changes by {bounds} on average at most; "
-            "perplexity of the default model changes by tenths of a percent ([figures]"
-            "(kernels.md#attention-and-the-kv-cache)), and its greedy text can be another.",
+            "as without, or a refusal by name (`no`), in `tests/models/test_features.py`; "
+            "adapters against the adapter in the weights. GGUF gives transformers' 64 tokens "
+            "(`tests/loader/test_gguf_greedy.py`) and llama.cpp's (`test_gguf_llamacpp.py`; "
+            "Mistral's and Mixtral's files call themselves llama). Ranks: the same answers from "
+            "several workers (`tests/worker/test_ranks_of_workers.py`).",
+            "KV in int8 and k8v4 is lossy: `yes` means the same answers in any batch and chunks. "
+            "Against float32 KV a log-probability of the tiny random models changes by "
+            f"{bounds} on average at most; perplexity of the default model by tenths of a percent "
+            "([figures](kernels.md#attention-and-the-kv-cache)).",
             features(),
             "## Weights",
             "Of each format a small model answers as transformers does with the values that the "
@@ -260,7 +257,7 @@ def written() -> str:
             choices(),
             "## Interfaces",
             interfaces(),
-            "Routes that are there so that a client reads why, and always refuse:",
+            "Routes that always refuse:",
             refusals(),
             "## Commands",
             commands(),

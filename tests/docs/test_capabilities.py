@@ -11,7 +11,7 @@ import pytest
 
 from headrace.base.config import EngineOptions, ServerOptions
 from headrace.cli.main import COMMANDS
-from headrace.models.registry import FAMILIES
+from headrace.models.registry import FAMILIES, TYPES
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs"))
@@ -57,6 +57,18 @@ def test_the_readme_counts_the_options_of_the_server() -> None:
     names = {spec.name for kind in (EngineOptions, ServerOptions) for spec in fields(kind)}
     counted = len(names - {"model"})  # It is the argument of `serve`.
     assert f" {counted} options," in (ROOT / "README.md").read_text()
+
+
+def test_the_readme_counts_the_decoders_held_against_transformers() -> None:
+    table = PAGE.partition("## Families and features")[2].partition("\n## ")[0]
+    count = len(re.findall("^[|] `", table, re.MULTILINE))
+    assert f" {count} of {count} decoder families" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_the_page_of_models_has_every_model_type(kind: str) -> None:
+    table = (ROOT / "docs" / "models.md").read_text().partition("\n## Formats")[0]
+    assert f"`{kind.removesuffix('_text')}`" in table or f"`{kind}`" in table
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *COMMANDS])

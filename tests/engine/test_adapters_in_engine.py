@@ -100,6 +100,11 @@ def test_more_adapters_than_slots_in_one_batch(
         )
         for (name, place), output in zip(mix, outputs, strict=True):
             assert output.outputs[0].token_ids == expected[name][place]
+        said = [{"role": "user", "content": PROMPTS[0]}]
+        bare = "{{ messages[0]['content'] }}"
+        chats = llm.chat([said] * 5, greedy(), template=bare, adapter=[None, *NAMES])
+        for name, output in zip((None, *NAMES), chats, strict=True):
+            assert output.outputs[0].token_ids == expected[name][0]
         with pytest.raises(ModelFileError, match="cannot be read"):
             llm.load_adapter("broken", root)
         with pytest.raises(NotFound, match="no adapter 'broken'"):

@@ -119,6 +119,18 @@ def test_chat_renders_the_template(llm: LLM) -> None:
     assert own.prompt == "Hi!"
 
 
+def test_a_conversation_that_the_template_refuses_is_named(llm: LLM) -> None:
+    strict = "{{ messages[0]['content'] or raise_exception('nothing was said') }}"
+    good, bad = ([{"role": "user", "content": text}] for text in ("Hi", ""))
+    with pytest.raises(InvalidRequest, match=r"^messages\[1\]: .*nothing was said"):
+        llm.chat([good, bad], greedy(), template=strict)
+    with pytest.raises(InvalidRequest, match="nothing was said") as alone:
+        llm.chat(bad, greedy(), template=strict)
+    assert "messages[" not in str(alone.value)
+    with pytest.raises(InvalidRequest, match="1 priorities for 2 prompts"):
+        llm.chat([good, good], greedy(), priority=[1])
+
+
 def test_seeded_sampling_is_a_function_of_the_prompt(llm: LLM) -> None:
     sampling = SamplingParams(temperature=1.3, seed=11, max_tokens=16, ignore_eos=True, n=2)
     alone = llm.generate("one", sampling)[0]

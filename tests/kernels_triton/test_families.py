@@ -42,6 +42,7 @@ FAMILIES = {
     "qwen2_moe": SLOW,
     "qwen3": SLOW,
     "seed_oss": SLOW,
+    "arcee": SLOW,
     "starcoder2": SLOW,
     "lfm2": SLOW,
     "qwen3_next": SLOW,

@@ -96,6 +96,22 @@ def test_a_part_of_a_block_is_copied() -> None:
     assert kv.usage == 0
 
 
+def test_the_beginning_of_a_full_block_is_copied() -> None:
+    """Two prompts that part inside a block share the tokens before."""
+    kv = manager((None, 20))
+    tokens = list(range(12))
+    first = fill(kv, tokens)
+    for shared in (1, 5, 6, 7, 11):
+        other = [*tokens[:shared], *range(50, 60)]
+        table = kv.open(len(other), chain(other), read=True)
+        assert kv.cached(table) == shared
+        assert table.blocks[0] == first.blocks[0][: shared // SIZE]
+        assert table.sources == [first.blocks[0][shared // SIZE]]
+        kv.close(table)
+    kv.close(first)
+    kv.check_integrity()
+
+
 def test_a_step_copies_nothing_that_it_writes_itself() -> None:
     kv = manager((None, 8))
     table = kv.open(12, chain(list(range(12))), read=True)

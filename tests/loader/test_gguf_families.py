@@ -145,6 +145,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "exaone4",
         {"sliding_window": None, "layer_types": ["full_attention"] * 2},
     ),
+    "arcee": ("Arcee", "arcee", {}),
     "starcoder2": ("Starcoder2", "starcoder2", {"sliding_window": 64}),
     "gemma": ("Gemma", "gemma", {}),
     "cohere": ("Cohere", "command-r", {}),

@@ -208,4 +208,7 @@ def test_plans_are_those_of_the_record(name: str, played_all: dict[str, Driver])
         )
         differ = [key for key in then if key != "plans" and now[key] != then[key]]
         plan = None if first is None or first >= len(finished.plans) else finished.plans[first]
-        pytest.fail(f"{name}: {differ} differ, the first plan is {first}: {plan}")
+        pytest.fail(
+            f"{name}: {differ} differ, and the first plan is {first}; recorded are digests, so "
+            f"compare it with that of the commit before: {plan}"
+        )

@@ -220,6 +220,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2", {**_QWEN2, **_SLIDING, "logit_scale": 0.25}),
     "exaone4": ("Exaone4", {**_COMMON, **_SLIDING}),
     "exaone4-full": ("Exaone4", {**_COMMON, "sliding_window": None, "layer_types": _FULL}),
+    "arcee": ("Arcee", {**_QWEN2, "rope_parameters": {"rope_theta": 1e4, **_YARN}}),
     "starcoder2": ("Starcoder2", {**_QWEN2, "sliding_window": 80}),
     "granitemoe": (
         "GraniteMoe",

@@ -2,5 +2,7 @@
 Takes → gives: prompts → text.
 Does not know: HTTP.
 Invariant: accept → schedule → submit → update → emit, in one loop.
-Where does my change go: how the planes are joined.
+Where does my change go: to `clients` (`LLM`, `AsyncEngine`, a request's way in and out), `loop`
+(start, parts, steps), `ranks` (workers in processes of their own), `hearing` (transcription),
+`programs` (foreign programs) or `simulator` (virtual time); here is the engine's own process.
 """

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ..base.arch import Rope
 from ..base.graph import ActivationSpec, AttentionSpec, Value
 from .description import Description, vector
+from .feed_forward import two_products
 
 
 def bidirectional(
@@ -55,12 +56,3 @@ def siglip(to: Description, x: Value, at: str) -> Value:
         )
         x = to.add(x, two_products(to, normed, *products, ActivationSpec(to.arch.activation)))
     return to.layer_norm(x, f"{at}.post_layernorm")
-
-
-def two_products(
-    to: Description, x: Value, up: str, down: str, activation: ActivationSpec
-) -> Value:
-    """Describe a feed-forward without a gate, with biases."""
-    inner = to.linear(x, up, outputs=to.arch.intermediate, bias=True, purpose="up")
-    inner = to.activate(inner, activation)
-    return to.linear(inner, down, outputs=to.arch.hidden, bias=True, purpose="down")

@@ -1,4 +1,4 @@
-"""Gated feed-forward (Shazeer 2020), dense or as a mixture of experts."""
+"""Feed-forward: gated (Shazeer 2020), dense or as a mixture of experts, and without a gate."""
 
 from __future__ import annotations
 
@@ -37,6 +37,21 @@ def gated_linear(
     gated = to.gated(both, ActivationSpec(to.arch.activation))
     down = purpose or "down"
     return to.linear(gated, f"{at}.down_proj", outputs=to.arch.hidden, purpose=down)
+
+
+def two_products(
+    to: Description,
+    x: Value,
+    up: str,
+    down: str,
+    activation: ActivationSpec,
+    *,
+    bias: bool = True,
+) -> Value:
+    """Describe a feed-forward without a gate: `down` · act(`up` · x)."""
+    inner = to.linear(x, up, outputs=to.arch.intermediate, bias=bias, purpose="up")
+    inner = to.activate(inner, activation)
+    return to.linear(inner, down, outputs=to.arch.hidden, bias=bias, purpose="down")
 
 
 def mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:

@@ -6,7 +6,8 @@ from ..base.arch import ModelArch, Rope
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.graph import ActivationSpec, EmbedSpec, Graph
 from ..layers.description import Description
-from ..layers.encoder import bidirectional, two_products
+from ..layers.encoder import bidirectional
+from ..layers.feed_forward import two_products
 from .family import Config, Family, Names, integer, number, word
 
 

@@ -17,7 +17,8 @@ from ..base.errors import UnsupportedModel
 from ..base.graph import TOKENS, ActivationSpec, EmbedSpec, Graph, Node, Rows, Value, WindowSpec
 from ..base.tiling import Matching
 from ..layers.description import Description
-from ..layers.encoder import bidirectional, two_products
+from ..layers.encoder import bidirectional
+from ..layers.feed_forward import two_products
 from .picture_arch import (
     ACTIVATIONS,
     CHANNELS,

@@ -10,6 +10,7 @@ from ..base.graph import ActivationSpec, Graph
 from ..layers.attention import attention
 from ..layers.description import Description
 from ..layers.embedding import embedding, head
+from ..layers.feed_forward import two_products
 from ..layers.states import state_space
 from .common import INTERMEDIATE, MAX_LAYERS, NO_WINDOW, UNBIASED, head_dim, layers
 from .family import Config, Family, Names, integer, number, word
@@ -37,9 +38,9 @@ def nemotron_h(arch: ModelArch) -> Graph:
         if layer in arch.recurrence.layers:
             mixed = state_space(to, layer, normed, at)
         elif layer in arch.recurrence.bare:
-            inner = to.linear(normed, f"{at}.up_proj", outputs=arch.intermediate, purpose="up")
-            inner = to.activate(inner, ActivationSpec(arch.activation))
-            mixed = to.linear(inner, f"{at}.down_proj", outputs=arch.hidden, purpose="down")
+            products = f"{at}.up_proj", f"{at}.down_proj"
+            activation = ActivationSpec(arch.activation)
+            mixed = two_products(to, normed, *products, activation, bias=False)
         else:
             mixed = attention(to, layer, normed, at)
         x = to.add(x, mixed)

@@ -22,7 +22,8 @@ from ..base.filming import Film, Sampling, single
 from ..base.graph import TOKENS, ActivationSpec, Graph, Node, Rows, Value, WindowSpec
 from ..base.tiling import Filming, Fitting
 from ..layers.description import Description
-from ..layers.encoder import bidirectional, two_products
+from ..layers.encoder import bidirectional
+from ..layers.feed_forward import two_products
 from .picture_arch import (
     ACTIVATIONS,
     CHANNELS,

@@ -10,6 +10,7 @@ from ..base.errors import UnsupportedModel
 from ..base.graph import Graph
 from ..base.verify import verify
 from . import (
+    arcee,
     bert,
     cohere2,
     deepseek,
@@ -21,8 +22,7 @@ from . import (
     granite,
     lfm2,
     llama,
-    llama4,
-    minimax_m2,
+    llama4, minimax_m2,
     ministral3,
     nemotron_h,
     olmo2,
@@ -35,8 +35,8 @@ from . import (
 from .family import Family
 
 FILES = (
-    bert, cohere2, deepseek, dlrm, gemma, gemma4, glm, gpt_oss, granite, lfm2, llama, llama4,
-    minimax_m2, ministral3, nemotron_h, olmo2, phi3, qwen, qwen3_next, starcoder2, whisper,
+    arcee, bert, cohere2, deepseek, dlrm, gemma, gemma4, glm, gpt_oss, granite, lfm2, llama,
+    llama4, minimax_m2, ministral3, nemotron_h, olmo2, phi3, qwen, qwen3_next, starcoder2, whisper,
 )  # fmt: skip
 """Files of families: a line for each."""
 ALL: tuple[Family, ...] = tuple(family for file in FILES for family in file.FAMILIES)

@@ -26,7 +26,8 @@ from ..base.graph import (
 )
 from ..base.verify import verify
 from ..layers.description import Description
-from ..layers.encoder import bidirectional, two_products
+from ..layers.encoder import bidirectional
+from ..layers.feed_forward import two_products
 
 KIND = "qwen2_audio"
 """Value of `model_type` of configs with such an encoder."""

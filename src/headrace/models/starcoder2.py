@@ -7,6 +7,7 @@ from ..base.graph import ActivationSpec, Graph
 from ..layers.attention import attention
 from ..layers.description import Description
 from ..layers.embedding import embedding, head
+from ..layers.feed_forward import two_products
 from .common import ACTIVATIONS
 from .family import Family, Names, flag, number, word
 from .windows import WINDOW
@@ -16,19 +17,15 @@ def starcoder2(arch: ModelArch) -> Graph:
     """Describe x + attention(norm(x)), then x + project(act(expand(norm(x)))); all products have a
     bias, or none has."""
     to = Description(arch)
-    bias = arch.output_bias
+    activation = ActivationSpec(arch.activation)
     x = embedding(to)
     for layer in range(arch.layers):
         at = f"model.layers.{layer}"
         normed = to.layer_norm(x, f"{at}.input_layernorm")
         x = to.add(x, attention(to, layer, normed, f"{at}.self_attn"))
         normed = to.layer_norm(x, f"{at}.post_attention_layernorm")
-        inner = to.linear(
-            normed, f"{at}.mlp.c_fc", outputs=arch.intermediate, bias=bias, purpose="up"
-        )
-        inner = to.activate(inner, ActivationSpec(arch.activation))
-        inner = to.linear(inner, f"{at}.mlp.c_proj", outputs=arch.hidden, bias=bias, purpose="down")
-        x = to.add(x, inner)
+        products = f"{at}.mlp.c_fc", f"{at}.mlp.c_proj"
+        x = to.add(x, two_products(to, normed, *products, activation, bias=arch.output_bias))
     hidden = to.layer_norm(x, "model.norm")
     return to.graph(hidden=hidden, logits=head(to, hidden))
 

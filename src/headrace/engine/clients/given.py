@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...base.errors import InvalidRequest
+from ...base.errors import HeadraceError, InvalidRequest
 
 TextOrIds = str | Sequence[int] | Mapping[str, Any]
 """A prompt: text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
@@ -52,3 +53,15 @@ def text_or_ids(prompt: TextOrIds) -> tuple[str | None, list[int] | None]:
             f"a prompt is text, token ids or a dictionary, not {prompt!r:.80}", param="prompts"
         )
     return None, list(prompt)
+
+
+@contextlib.contextmanager
+def placed(name: str, place: int, count: int) -> Iterator[None]:
+    """Put `name[place]` before the message of an error within, if there are several prompts."""
+    try:
+        yield
+    except HeadraceError as error:
+        if count > 1:
+            error.message = f"{name}[{place}]: {error.message}"
+            error.args = (error.message,)
+        raise

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...base.config import Decision, EngineOptions
-from ...base.errors import EngineDead, EngineFault, HeadraceError, InvalidRequest
+from ...base.errors import EngineDead, EngineFault, InvalidRequest
 from ...base.outputs import Scores, Vector
 from ...base.request import (
     EmbeddingOutput,
@@ -37,7 +37,7 @@ from ...text.foreign import CUT
 from ..loop.adapters import AdapterBook
 from ..loop.real import REAL_WORKER
 from ..preload import collector_paused, give_back, preload_torch, wants_torch
-from .given import OneOrEach, TextOrIds, as_list, for_each, text_or_ids
+from .given import OneOrEach, TextOrIds, as_list, for_each, placed, text_or_ids
 from .input import InputProcessor, default_sampling
 from .output import Answer, RequestOutputs
 from .pairs import cut_limit, pairs_of, score_inputs
@@ -184,8 +184,8 @@ class LLM:
         requests = []
         with self._working():
             for place, (prompt, sampling) in enumerate(zip(wanted, params, strict=True)):
-                text, ids = text_or_ids(prompt)
-                try:
+                with placed("prompts", place, len(wanted)):
+                    text, ids = text_or_ids(prompt)
                     request = self._input.request(
                         ids if ids is not None else text or "",
                         sampling,
@@ -195,11 +195,6 @@ class LLM:
                         adapter=self._adapter_id(adapter[place]),
                         expected=self.tokenizer.encode(prediction[place] or ""),
                     )
-                except HeadraceError as error:
-                    if len(wanted) > 1:
-                        error.message = f"prompts[{place}]: {error.message}"
-                        error.args = (error.message,)
-                    raise
                 requests.append((request, text))
             return self._run(requests, use_tqdm, on_delta)
 
@@ -214,32 +209,37 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
         grammar: OneOrEach = None,
+        adapter: OneOrEach = None,
         prediction: OneOrEach = None,
         on_delta: Callable[[OutputDelta], None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, with the model's chat template or `template`: a
-        template's text, or the name of one of the model's."""
+        template's text, or the name of one of the model's. Other arguments: see `generate`."""
         conversations: Sequence[Messages]
         one = messages and isinstance(messages[0], Mapping)
         conversations = [messages] if one else messages  # type: ignore[list-item,assignment]
         compiled = self._compiled(template)
         prompts: list[TextOrIds] = []
-        for conversation in conversations:
-            text = compiled.render(
-                self._foreign.cut(conversation),
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                variables=chat_template_kwargs,
-            )
+        for place, conversation in enumerate(conversations):
+            with placed("messages", place, len(conversations)):
+                text = compiled.render(
+                    self._foreign.cut(conversation),
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    variables=chat_template_kwargs,
+                )
             ids = encode_between(self.tokenizer, text)
             prompts.append({"prompt": text.replace(CUT, ""), "prompt_token_ids": ids})
         return self.generate(
             prompts,
             sampling_params,
             use_tqdm=use_tqdm,
+            priority=priority,
             grammar=grammar,
+            adapter=adapter,
             prediction=prediction,
             on_delta=on_delta,
         )
@@ -382,7 +382,7 @@ class LLM:
         requests: list[Request] = []
         with self._working():
             for place, (ids, second_at) in enumerate(inputs):
-                try:
+                with placed("prompts", place, len(inputs)):
                     request = self._input.request(
                         ids,
                         SamplingParams(),
@@ -390,11 +390,6 @@ class LLM:
                         task=task,
                         second_at=second_at,
                     )
-                except HeadraceError as error:
-                    if len(inputs) > 1:
-                        error.message = f"prompts[{place}]: {error.message}"
-                        error.args = (error.message,)
-                    raise
                 requests.append(request)
             vectors: dict[str, list[float]] = {}
 
