@@ -8,6 +8,7 @@ import shlex
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -17,8 +18,9 @@ from headrace.base.config import EngineOptions, ServerOptions, parse_seconds
 from headrace.base.errors import HeadraceError, InvalidRequest, OptionError
 from headrace.base.layout import Layout
 from headrace.bench.metrics import parse_slo
+from headrace.cli import plan_check, roofline
 from headrace.cli.plan import command, parse_devices
-from headrace.cli.plan_check import Check
+from headrace.cli.plan_check import GROWTH, Check, Checked, grown
 from headrace.cli.plan_launch import ENGINES, FLAGS, write_launch
 from headrace.cli.plan_show import PlanQuestion, format_words
 from headrace.engine.simulator.described import describe_model
@@ -182,6 +184,18 @@ def test_a_device_that_is_dear_has_its_row_if_it_was_named() -> None:
     assert len(dear) <= 1
 
 
+def test_the_roofline_cuts_nothing_at_80_columns() -> None:
+    """Its tables fold their names instead, of a mixture with windows too."""
+    for model in ("llama-3.1-8b", "gpt-oss-120b"):
+        done = CliRunner().invoke(
+            roofline.command, [model, "--hardware", "H100"], env={"COLUMNS": "80"}
+        )
+        assert done.exit_code == 0, done.output
+        assert "…" not in done.stdout
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        assert done.stdout.count("share") == 3
+
+
 LAYOUTS = ("1", "TP4", "TP2.PP2", "DP8.EP8", "TP2.DP2.EP4", "TP4.EP4")
 
 
@@ -330,10 +344,30 @@ def test_a_hostile_device_stays_a_comment(tmp_path: Path) -> None:
 
 def test_a_candidate_is_checked_at_its_own_rate() -> None:
     """A tenth of what it can do is kept, three times as much is not."""
+    check = Check(DEMAND, GOAL, 50)
+    candidate = small_candidate(check)
+    calm, flooded = (
+        check.at(replace(candidate, rate=share * candidate.rate)) for share in (0.1, 3.0)
+    )
+    assert calm.kept
+    assert not flooded.kept
+    assert calm.per_user > flooded.per_user
+
+
+def rounded(value: Any) -> Any:
+    """A JSON value with floats of nine digits: libraries of mathematics differ in the last."""
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
+    return float(f"{value:.9g}") if isinstance(value, float) else value
+
+
+def small_candidate(check: Check) -> Candidate:
     found = search(
         known("llama-3.1-8b")[0],
-        DEMAND,
-        GOAL,
+        check.demand,
+        check.goal,
         PRICES,
         devices=[DEVICES["H100"]],
         formats=["fp8"],
@@ -341,11 +375,50 @@ def test_a_candidate_is_checked_at_its_own_rate() -> None:
         max_devices=1,
         counts={"H100": 1},
     )
-    candidate = found.candidates[0]
+    return found.candidates[0]
+
+
+@pytest.mark.parametrize("share", [0.5, 1.25, 9.0])
+def test_a_growing_candidate_is_what_each_simulation_says(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Capacity is measured once, and what cannot be done is not simulated: the answer is the same
+    as if both were done at each size."""
+
+    def in_full(candidate: Candidate) -> Checked:
+        for _ in range(GROWTH):
+            found = check.at(candidate)
+            if found.kept:
+                return found
+            candidate = grown(candidate)
+        return check.at(candidate)
+
+    floods = []
+    measure = plan_check.flood
+
+    def counted(*given: Any) -> Any:
+        floods.append(given)
+        return measure(*given)
+
     check = Check(DEMAND, GOAL, 50)
-    calm, flooded = (
-        check.at(replace(candidate, rate=share * candidate.rate)) for share in (0.1, 3.0)
-    )
-    assert calm.kept
-    assert not flooded.kept
-    assert calm.per_user > flooded.per_user
+    candidate = small_candidate(check)
+    candidate = replace(candidate, rate=share * candidate.rate)
+    wanted = in_full(candidate)
+    monkeypatch.setattr(plan_check, "flood", counted)
+    assert check.verify(candidate) == wanted
+    assert len(floods) == 1
+    assert wanted.kept == (share < 9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(3))
+def test_plans_are_those_of_2026_11_30(number: int) -> None:
+    """A faster planner answers the same: rates, layouts, latencies of simulated rows."""
+    frozen = json.loads((Path(__file__).parent / "frozen_plans.json").read_text())[number]
+    done = CliRunner().invoke(command, [*frozen["asked"], "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["settings"] == frozen["settings"]
+    assert len(told["candidates"]) == frozen["candidates"]
+    for one, wanted in zip(told["simulated"], frozen["simulated"], strict=True):
+        assert rounded({name: one[name] for name in wanted}) == rounded(wanted)

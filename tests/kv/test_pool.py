@@ -252,3 +252,25 @@ def test_any_order_of_calls_keeps_the_books() -> None:
             elif rng.random() < 0.1 and pool.index:
                 pool.forget(rng.choice(list(pool.index.values())))
         pool.check_integrity({block: owned.count(block) for block in owned})
+
+
+@pytest.mark.parametrize("entered", [False, True])
+def test_many_blocks_are_those_that_come_one_by_one(entered: bool) -> None:
+    """Taken and given back together or alone, with blocks in the index and without."""
+    draws, pools = random.Random(7), (BlockPool(60, keep=5), BlockPool(60, keep=5))
+    held: list[list[int]] = []
+    for number in range(300):
+        if held and draws.random() < 0.5:
+            blocks = held.pop(draws.randrange(len(held)))
+            pools[0].give_back_many(reversed(blocks))
+            for block in reversed(blocks):
+                pools[1].give_back(block)
+        elif (count := draws.randrange(9)) <= pools[0].free:
+            blocks = pools[0].take_many(count)
+            assert blocks == [pools[1].take() for _ in range(count)]
+            held.append(blocks)
+            if entered and blocks and draws.random() < 0.3:
+                assert all(pool.enter(key(number), blocks[0]) for pool in pools)
+        for pool in pools:
+            pool.check_integrity({block: 1 for blocks in held for block in blocks})
+        assert pools[0].touched == pools[1].touched

@@ -80,6 +80,10 @@ class Capacity:
         """Return that of as many such clusters."""
         return replace(self, rate=count * self.rate, running=count * self.running)
 
+    def exceeded(self, rate: float) -> bool:
+        """Return whether a rate is so far above the most that the queue grows without an end."""
+        return rate / self.rate > 1 + EDGE
+
     def in_work(self, rate: float) -> int:
         """Return the requests in work at a rate, by Little's law, at most `running`."""
         slope = max(0.0, self.full - self.alone) / max(1.0, self.running - 1)

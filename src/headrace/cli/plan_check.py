@@ -64,19 +64,25 @@ class Check:
     law: DraftLaw | None = None
 
     def verify(self, candidate: Candidate) -> Checked:
-        """Simulate; add replicas while it misses."""
-        for attempt in range(GROWTH + 1):
-            found = self.at(candidate)
-            if found.kept or attempt == GROWTH:
-                break
+        """Simulate; add replicas while it misses. More than can be done is not simulated: it
+        misses."""
+        most: dict[tuple[int, ...], Capacity] = {}
+        for _ in range(GROWTH):
+            part = _Part(candidate, self)
+            capacity = part.capacity(most)
+            if capacity is None or not capacity.exceeded(candidate.rate * part.share):
+                found = part.checked(part.run(candidate.rate, capacity), candidate.rate)
+                if found.kept:
+                    return found
             candidate = grown(candidate)
-        return found
+        return self.at(candidate, most)
 
     def most(self, candidate: Candidate, watch: Callable[[str], None]) -> Checked:
         """Find the most requests per second that it keeps the limits at."""
         part = _Part(candidate, self)
         watch(f"{candidate}: the most it can do")
-        capacity = part.capacity()
+        capacity = part.capacity({})
+        assert capacity is not None, "given devices have no trace"
         highest = FULLEST * capacity.rate / part.share
         rate, kept, missed = min(candidate.rate, highest), None, None
         last: Checked | None = None
@@ -100,10 +106,12 @@ class Check:
         assert last is not None
         return replace(kept or last, missed=missed)
 
-    def at(self, candidate: Candidate) -> Checked:
-        """Simulate at the candidate's own rate."""
+    def at(
+        self, candidate: Candidate, most: dict[tuple[int, ...], Capacity] | None = None
+    ) -> Checked:
+        """Simulate at the candidate's own rate. `most`: see `_Part.capacity`."""
         part = _Part(candidate, self)
-        capacity = None if self.trace is not None else part.capacity()
+        capacity = part.capacity({} if most is None else most)
         return part.checked(part.run(candidate.rate, capacity), candidate.rate)
 
 
@@ -146,12 +154,20 @@ class _Part:
         self.share = min(n / pool.replicas for n, pool in zip(self._used, pools, strict=True))
         self._specs = [_spec(candidate, pool, check) for pool in pools]
 
-    def capacity(self) -> Capacity:
-        """Measure the most that the part does; of equal replicas that share no prefixes, of one."""
+    def capacity(self, known: dict[tuple[int, ...], Capacity]) -> Capacity | None:
+        """Measure the most that the part does; of equal replicas that share no prefixes, of one.
+        None: a trace says itself how much comes.
+
+        `known`: what other parts of the same engines did, by the number of their replicas.
+        """
+        if self._check.trace is not None:
+            return None
         options = self.options(self._candidate.rate)
-        if len(self._specs) > 1 or self._check.demand.shared_tokens:
-            return flood(self.make, options)
-        return flood(lambda warm: self.make(warm, 1), options).of(self._used[0])
+        alone = len(self._specs) == 1 and not self._check.demand.shared_tokens
+        key = (1,) if alone else tuple(self._used)
+        if key not in known:
+            known[key] = flood(lambda warm: self.make(warm, 1 if alone else None), options)
+        return known[key].of(self._used[0]) if alone else known[key]
 
     def make(self, warm: bool, replicas: int | None = None) -> Cluster:
         return Cluster(

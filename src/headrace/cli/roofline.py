@@ -266,7 +266,13 @@ def _show(console: Console, name: str, time: StepTime) -> None:
         padding=(0, 1, 0, 0),
     )
     for number, column in enumerate(COLUMNS):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+        # On a narrow terminal names are folded, and no figure is cut.
+        table.add_column(
+            column.replace(" ", "\n"),
+            justify="left" if number == 0 else "right",
+            no_wrap=number > 0,
+            overflow="fold",
+        )
     lines = rows(time)
     for line in lines[:-1]:
         table.add_row(*line)

@@ -274,7 +274,7 @@ class KvManager:
             blocks = table.blocks[group]
             held = len(blocks)
             if held < wanted:
-                new = [pool.take() for _ in range(wanted - held)]
+                new = pool.take_many(wanted - held)
                 blocks += new
                 out.append(BlockWrite(row, group, held, new))
         return len(table.blocks[0]) * size if table.blocks else end
@@ -330,9 +330,7 @@ class KvManager:
         self._give_back([table.sources] if table.sources else [])
         table.sources = []
         for pool, blocks, first in zip(self.pools, table.blocks, table.first, strict=True):
-            give_back = pool.give_back
-            for block in reversed(blocks[first:] if first else blocks):
-                give_back(block)
+            pool.give_back_many(reversed(blocks[first:] if first else blocks))
         table.blocks = []
 
     def distrust(self, table: BlockTable) -> None:
@@ -478,8 +476,7 @@ class KvManager:
         first, blocks = table.first[group], table.blocks[group]
         visible = min(self.first_visible(window, oldest), len(blocks))
         if first < visible:
-            for block in reversed(blocks[first:visible]):
-                pool.give_back(block)
+            pool.give_back_many(reversed(blocks[first:visible]))
             nulls = [NULL_BLOCK] * (visible - first)
             blocks[first:visible] = nulls
             table.first[group] = visible

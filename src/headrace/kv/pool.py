@@ -20,7 +20,7 @@ does not grow to the whole pool for prefixes that are never used again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from headrace.base.step import NULL_BLOCK
 
@@ -93,6 +93,23 @@ class BlockPool:
         self.refs[block] = 1
         return block
 
+    def take_many(self, count: int) -> list[int]:
+        """Take as many blocks as `count` calls of `take`, and the same ones."""
+        if self.index:
+            return [self.take() for _ in range(count)]
+        assert count <= self.free, "the caller counts before it takes"
+        # Without an index all free blocks are in one list.
+        after, refs, taken = self._next, self.refs, []
+        block = after[NULL_BLOCK]
+        for _ in range(count):
+            taken.append(block)
+            refs[block] = 1
+            block = after[block]
+        after[NULL_BLOCK], self._before[block] = block, NULL_BLOCK
+        self.free -= count
+        self.touched = max(self.touched, max(taken, default=0))
+        return taken
+
     def fresh(self, count: int) -> range:
         """Return the never-owned blocks among the next `count` to be taken, as things are now."""
         if self.cached > self.keep:
@@ -107,15 +124,24 @@ class BlockPool:
 
     def give_back(self, block: int) -> None:
         """Remove an owner; the last one makes the block cached (tail) or empty (head)."""
-        refs = self.refs[block] - 1
-        assert refs >= 0, f"block {block} is given back but not owned"
-        self.refs[block] = refs
-        if refs == 0:
-            if self.keys[block] is None:
-                self._insert(block, NULL_BLOCK)
-            else:
-                self.cached_blocks.add(block)
+        self.give_back_many((block,))
+
+    def give_back_many(self, blocks: Iterable[int]) -> None:
+        """Remove an owner of each block, in this order (`give_back`)."""
+        refs, keys, following, before = self.refs, self.keys, self._next, self._before
+        head = following[NULL_BLOCK]
+        for block in blocks:
+            left = refs[block] = refs[block] - 1
+            assert left >= 0, f"block {block} is given back but not owned"
+            if left:
+                continue
             self.free += 1
+            if keys[block] is not None:
+                self.cached_blocks.add(block)
+                continue
+            following[block], before[head] = head, block
+            head = block
+        following[NULL_BLOCK], before[head] = head, NULL_BLOCK
 
     def enter(self, key: bytes, block: int, tenant: str = "") -> bool:
         """Make an owned block findable. False: this content, or this block, is in the index

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..base.graph import AttentionSpec, LatentSpec
 from .composition import Attended, Composition
 from .counts import Case, Count
@@ -19,12 +17,17 @@ def attention(case: Case, step: Composition, spec: AttentionSpec, calls: int) ->
     """
     attended = step.across if spec.across else step.attended[spec.window]
     parts = tuple(_attention(case, spec, *part, calls) for part in attended.parts(step))
-    whole = _attention(case, spec, attended, step.tokens, step.entries, calls)
-    return replace(whole, parts=parts) if parts else whole
+    return _attention(case, spec, attended, step.tokens, step.entries, calls, parts)
 
 
 def _attention(
-    case: Case, spec: AttentionSpec, attended: Attended, tokens: int, entries: int, calls: int
+    case: Case,
+    spec: AttentionSpec,
+    attended: Attended,
+    tokens: int,
+    entries: int,
+    calls: int,
+    parts: tuple[Count, ...] = (),
 ) -> Count:
     size = tokens * spec.queries * dtype_bytes(case.dtype)
     token = kv_token_bytes(spec, case.kv_dtype)
@@ -42,6 +45,7 @@ def _attention(
         depth=attended.kv_tokens / max(1, entries),
         entries=entries,
         pieces=entries * spec.kv_heads,
+        parts=parts,
     )
 
 
@@ -59,8 +63,7 @@ def latent_attention(
     attended = step.attended[None]
     each = weight_bytes / numbers
     parts = tuple(_latent(case, spec, *part, calls, each) for part in attended.parts(step))
-    whole = _latent(case, spec, attended, step.tokens, step.entries, calls, each)
-    return replace(whole, parts=parts) if parts else whole
+    return _latent(case, spec, attended, step.tokens, step.entries, calls, each, parts)
 
 
 def _latent(
@@ -71,6 +74,7 @@ def _latent(
     entries: int,
     calls: int,
     each: float,
+    parts: tuple[Count, ...] = (),
 ) -> Count:
     heads, b = spec.heads, dtype_bytes(case.dtype)
     head = spec.plain_size + spec.rope_size
@@ -94,6 +98,7 @@ def _latent(
         depth=cached / max(1, entries),
         entries=entries,
         pieces=entries * heads,
+        parts=parts,
     )
 
 

@@ -84,16 +84,14 @@ def compose(
         raise ValueError(f"{len(starts)} starts for {entries} counts")
     # Most entries of most steps are single tokens: these are summed without a loop of Python's.
     pieces: list[tuple[int, int]] = []
-    singles = starts
     if counts.count(1) < entries:
-        each = list(zip(starts, counts, strict=True))
-        pieces = [one for one in each if one[1] != 1]
-        singles = [start for start, count in each if count == 1]
-    first = singles.count(0)
+        pieces = [(starts[at], count) for at, count in enumerate(counts) if count != 1]
+    begun = [start for start, _ in pieces]
+    first = starts.count(0) - begun.count(0)
     """Entries of one token without a past."""
     attended: dict[int | None, Attended] = {}
     for window in windows:
-        seen = _seen(singles, window)
+        seen = _seen(starts, window) - _seen(begun, window)
         pairs = seen + sum(visible_pairs(start, count, window) for start, count in pieces)
         cached = seen + sum(visible_tokens(start, count, window) for start, count in pieces)
         attended[window] = Attended(pairs, cached, seen - first)
@@ -101,7 +99,7 @@ def compose(
         tokens=sum(counts),
         entries=entries,
         samples=entries if samples is None else samples,
-        decodes=len(singles) - first,
+        decodes=entries - len(pieces) - first,
         attended=attended,
         across=Attended(0, 0)
         if arch.cross is None

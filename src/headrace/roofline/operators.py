@@ -100,41 +100,36 @@ def count_step(case: Case, step: Composition) -> list[Count]:
 
     With pipeline stages the list is the whole pipeline's: each device does 1 / pp of it.
     """
-    counts = _by_group(case, step, attends=True)
+    counts = _by_group(case, step)
     if step.samples == step.tokens:
         counts = _merged(counts)
-    return [*counts, *_ends(case, step), *collectives(case, step.tokens)]
+    return [*counts, *after_graph(case, step)]
 
 
-def count_others(case: Case, step: Composition) -> list[Count]:
-    """Count the operators but attention, those of equal cost apart: quicker, the same sum."""
-    counts = _by_group(case, step, attends=False)
-    return [*counts, *_ends(case, step), *collectives(case, step.tokens)]
+def rows_of(case: Case, step: Composition, group: Group) -> tuple[int, str]:
+    """Return (rows of a group's nodes, mark of its label)."""
+    if not group.sampled:
+        return step.tokens, ""
+    apart = step.samples < step.tokens or group.is_wider(case)
+    return step.samples, LAST if apart else ""
 
 
-def _by_group(case: Case, step: Composition, *, attends: bool) -> list[Count]:
+def _by_group(case: Case, step: Composition) -> list[Count]:
     counts: list[Count] = []
-    for group in _groups_of(case, step):
-        if group.node.kind == "attend" and not attends:
-            continue
-        rows = step.samples if group.sampled else step.tokens
-        apart = step.samples < step.tokens or group.is_wider(case)
-        mark = LAST if group.sampled and apart else ""
+    for group in groups(case.arch, bool(step.samples), case.layout):
+        rows, mark = rows_of(case, step, group)
         found = PRICES[group.node.kind](case, step, group, rows, mark)
         if found is not None:
             counts.append(found)
     return counts
 
 
-def attention_groups(case: Case, *, samples: bool) -> tuple[Group, ...]:
-    """Return the groups whose counts depend on the sequences' lengths (`attend`); all others depend
-    on tokens and samples."""
+def split_groups(case: Case, *, samples: bool) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
+    """Return the groups whose counts depend on the sequences' lengths (`attend`), and all others,
+    whose counts depend on tokens and samples."""
     found = groups(case.arch, samples, case.layout)
-    return tuple(group for group in found if group.node.kind == "attend")
-
-
-def _groups_of(case: Case, step: Composition) -> tuple[Group, ...]:
-    return groups(case.arch, bool(step.samples), case.layout)
+    attending = tuple(group for group in found if group.node.kind == "attend")
+    return attending, tuple(group for group in found if group.node.kind != "attend")
 
 
 @lru_cache(maxsize=128)
@@ -252,8 +247,8 @@ def _merged(counts: list[Count]) -> list[Count]:
     return [replace(count, calls=calls) for count, calls in found.items()]
 
 
-def _ends(case: Case, step: Composition) -> Iterator[Count]:
-    """Yield the operators after the graph."""
+def after_graph(case: Case, step: Composition) -> Iterator[Count]:
+    """Yield the operators after the graph, and collectives that are none of its nodes."""
     arch = case.arch
     outputs = describe(arch).outputs
     if arch.ranker is not None:
@@ -265,6 +260,7 @@ def _ends(case: Case, step: Composition) -> Iterator[Count]:
     elif step.samples:
         size = step.samples * arch.vocab_size
         yield Count("sample", "greedy", 1, "vector", flops=size, read_bytes=size * 4)
+    yield from collectives(case, step.tokens)
 
 
 def product(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
@@ -469,3 +465,5 @@ PRICES: Mapping[str, Price] = {
     **dict.fromkeys(MEETINGS, meeting),
 }
 """By kind of node: (case, step, group, rows, mark of the last layer) → work of all its calls."""
+BY_STEP = ("attend", "select", *RECURRENT)
+"""Kinds whose work depends on more of a step than their rows."""

@@ -13,16 +13,17 @@ at least all its collectives at the full link.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from .collectives import collective_seconds
 from .composition import Composition
 from .counts import Case, Count
-from .efficiency import Efficiency
+from .efficiency import Curve
 from .hardware import Hardware
-from .operators import attend, attention_groups, count_others, count_step
+from .operators import BY_STEP, PRICES, Group, after_graph, count_step, rows_of, split_groups
 from .routing import padding
 from .weights import PARTS
 
@@ -36,6 +37,10 @@ queries of all heads that share a KV head are one tile."""
 FEW_ROWS, BOUNDED_ROWS = 12, 4
 """Rows of a product that our CPU kernels hold in registers and read the weights once for; greedy
 rows up to which they bound the logits first and spare a head's low bits."""
+
+
+KEPT = 200_000
+"""Estimates that a `StepModel` remembers, at most."""
 
 
 class Floor(NamedTuple):
@@ -71,6 +76,14 @@ class Estimate(NamedTuple):
     """Bytes read and written."""
     launch: float = 0.0
     """The part of `seconds` in which calls begin and end, with the fixed part of a step."""
+
+
+class Terms(NamedTuple):
+    """The part of an operator's time that all calls of its class share."""
+
+    curve: Curve
+    rate: float
+    """FLOP/s of the type that it computes in."""
 
 
 class CallTime(NamedTuple):
@@ -128,13 +141,13 @@ class StepTime:
 
 def step_time(case: Case, hardware: Hardware, step: Composition) -> StepTime:
     """Predict one step with the hardware's efficiencies."""
-    efficiency = hardware.efficiency
+    terms = partial(terms_of, case, hardware)
     times = []
     for count in count_step(case, step):
-        seconds, bound = call_seconds(case, hardware, efficiency, count)
+        start, work, bound = call_time(case, hardware, terms, count)
         floor = Floor(*(each * count.calls for each in call_floor(case, hardware, count)))
-        times.append(OperatorTime(count, seconds * count.calls, floor, bound))
-    return StepTime(times, efficiency.step_seconds, step.tokens)
+        times.append(OperatorTime(count, (start + work) * count.calls, floor, bound))
+    return StepTime(times, hardware.efficiency.step_seconds, step.tokens)
 
 
 def call_floor(case: Case, hardware: Hardware, count: Count) -> Floor:
@@ -153,26 +166,26 @@ def call_floor(case: Case, hardware: Hardware, count: Count) -> Floor:
     return Floor(compute, moved / hardware.bandwidth, 0.0)
 
 
-def call_seconds(
-    case: Case, hardware: Hardware, efficiency: Efficiency, count: Count
-) -> tuple[float, str]:
-    """Return (seconds of one call, its bottleneck)."""
-    start, work, bound = call_time(case, hardware, efficiency, count)
-    return start + work, bound
+def terms_of(case: Case, hardware: Hardware, count: Count) -> Terms:
+    """Return the terms of an operator's class; of one that computes nothing with a rate of 0."""
+    curve = hardware.efficiency.curve(count.kind, curve_names(case, hardware, count))
+    return Terms(curve, _rate(case, hardware, count))
 
 
-def call_time(case: Case, hardware: Hardware, efficiency: Efficiency, count: Count) -> CallTime:
+def call_time(
+    case: Case, hardware: Hardware, terms: Callable[[Count], Terms], count: Count
+) -> CallTime:
     """Time one call in its parts; an attention of two parts is bound by the longer one."""
     if count.parts:
-        parts = [call_time(case, hardware, efficiency, part) for part in count.parts]
+        parts = [call_time(case, hardware, terms, part) for part in count.parts]
         longer = max(parts, key=lambda part: part.start + part.work)
         return CallTime(
             sum(part.start for part in parts), sum(part.work for part in parts), longer.bound
         )
-    curve = efficiency.curve(count.kind, curve_names(case, hardware, count))
+    curve, rate = terms(count)
     if count.kind == "network":
         return CallTime(0.0, collective_seconds(hardware, count, curve), "network")
-    compute = compute_seconds(case, hardware, count, padded=True) / curve.compute
+    compute = compute_seconds(case, hardware, count, padded=True, rate=rate) / curve.compute
     memory = memory_seconds(hardware, count) / curve.memory
     start = curve.floor_seconds
     start += (count.depth * curve.depth_seconds + count.pieces * curve.piece_seconds) / 1e3
@@ -218,14 +231,25 @@ def product_type(case: Case, hardware: Hardware, count: Count) -> str:
     return hardware.compute_type(case.weights.format_of(role), case.dtype)
 
 
-def compute_seconds(case: Case, hardware: Hardware, count: Count, *, padded: bool) -> float:
+def _rate(case: Case, hardware: Hardware, count: Count) -> float:
+    """Return the FLOP/s of the type that an operator computes in; 0 of a collective."""
+    if count.kind in ("product", "experts"):
+        return hardware.rate(product_type(case, hardware, count))
+    if count.kind == "attention":
+        return hardware.rate(case.dtype)
+    return 0.0 if count.kind == "network" else hardware.rate("float32")
+
+
+def compute_seconds(
+    case: Case, hardware: Hardware, count: Count, *, padded: bool, rate: float | None = None
+) -> float:
     """Return FLOPs over the full rate of the type; `padded` rounds up to whole tiles.
 
     Tiles hold a product's rows, or the queries of a prefill. A prefill's last tile also computes
-    entries that the causal mask then hides: half a tile per query.
+    entries that the causal mask then hides: half a tile per query. `rate`: if it is known.
     """
+    rate = _rate(case, hardware, count) if rate is None else rate
     if count.kind in ("product", "experts"):
-        rate = hardware.rate(product_type(case, hardware, count))
         if padded and count.rows:
             tile, moe = hardware.tile_rows, case.arch.moe
             if count.everyone and moe is not None:
@@ -238,8 +262,8 @@ def compute_seconds(case: Case, hardware: Hardware, count: Count, *, padded: boo
         flops = count.flops
         if padded and hardware.tile_rows > 1 and count.rows > SHORT_QUERIES * count.entries:
             flops *= _tiled(count)
-        return flops / hardware.rate(case.dtype)
-    return count.flops / hardware.rate("float32")
+        return flops / rate
+    return count.flops / rate
 
 
 def _tiled(count: Count) -> float:
@@ -264,16 +288,17 @@ class StepModel:
     """Predictor of the steps of one model on one device, for the engine and the simulator.
 
     Only attention depends on the lengths of the sequences, so the rest is remembered by (tokens,
-    samples).
+    samples), and of it each operator by its rows.
     """
 
     def __init__(self, case: Case, hardware: Hardware) -> None:
         self.case = case
         self.hardware = hardware
         self._rest: dict[tuple[int, int], Estimate] = {}
-        self._attending = {
-            samples: attention_groups(case, samples=samples) for samples in (False, True)
-        }
+        self._parts: dict[tuple[int, int, str], Estimate] = {}
+        """By group (the identity of what `_groups` keeps), its rows and mark."""
+        self._terms: dict[tuple[str, str, bool, bool], Terms] = {}
+        self._groups = {samples: split_groups(case, samples=samples) for samples in (False, True)}
 
     def time(self, step: Composition) -> StepTime:
         return step_time(self.case, self.hardware, step)
@@ -289,26 +314,60 @@ class StepModel:
         pipeline stages a micro-batch passes every stage in turn, so its latency is the whole sum.
         `pp` of them in flight each take that time, which the executor overlaps.
         """
+        attending, others = self._groups[step.samples > 0]
         key = step.tokens, step.samples
         rest = self._rest.get(key)
         if rest is None:
-            others = count_others(self.case, step)
-            rest = self._sum(others, self.hardware.efficiency.step_seconds)
+            if len(self._rest) + len(self._parts) > KEPT:
+                self._rest.clear()
+                self._parts.clear()
+            fixed = self.hardware.efficiency.step_seconds
+            rest = _sum(self._others(step, others), Estimate(fixed, 0.0, 0.0, fixed))
             self._rest[key] = rest
-        groups = self._attending[step.samples > 0]
-        counts = [attend(self.case, step, group, step.tokens, "") for group in groups]
-        attention = self._sum(counts, 0.0)
+        attention = _sum(self._of(step, attending), Estimate(0.0, 0.0, 0.0))
         return Estimate(*(mine + more for mine, more in zip(rest, attention, strict=True)))
 
-    def _sum(self, counts: Iterable[Count], seconds: float) -> Estimate:
-        case, hardware = self.case, self.hardware
-        flops = moved = 0.0
-        launch = seconds
-        for count in counts:
-            calls = count.calls
-            start, work, _ = call_time(case, hardware, hardware.efficiency, count)
-            seconds += calls * (start + work)
-            launch += calls * start
-            flops += calls * count.flops
-            moved += calls * count.bytes * (count.kind != "network")
-        return Estimate(seconds, flops, moved, launch)
+    def _others(self, step: Composition, groups: tuple[Group, ...]) -> Iterator[Estimate]:
+        for group in groups:
+            rows, mark = rows_of(self.case, step, group)
+            if (found := self._parts.get((id(group), rows, mark))) is not None:
+                yield found
+                continue
+            for found in self._of(step, (group,)):
+                if group.node.kind not in BY_STEP:
+                    self._parts[id(group), rows, mark] = found
+                yield found
+        for count in after_graph(self.case, step):
+            yield self._all_calls(count)
+
+    def _of(self, step: Composition, groups: tuple[Group, ...]) -> Iterator[Estimate]:
+        for group in groups:
+            rows, mark = rows_of(self.case, step, group)
+            count = PRICES[group.node.kind](self.case, step, group, rows, mark)
+            if count is not None:
+                yield self._all_calls(count)
+
+    def _all_calls(self, count: Count) -> Estimate:
+        calls = count.calls
+        start, work, _ = call_time(self.case, self.hardware, self._terms_of, count)
+        moved = calls * count.bytes * (count.kind != "network")
+        return Estimate(calls * (start + work), calls * count.flops, moved, calls * start)
+
+    def _terms_of(self, count: Count) -> Terms:
+        """Return the terms, kept by what their class depends on (`curve_names`)."""
+        few, short = count.rows <= FEW_ROWS, count.rows <= SHORT_QUERIES * count.entries
+        key = count.operator, count.label, few, short
+        found = self._terms.get(key)
+        if found is None:
+            found = self._terms[key] = terms_of(self.case, self.hardware, count)
+        return found
+
+
+def _sum(parts: Iterator[Estimate], before: Estimate) -> Estimate:
+    seconds, flops, moved, launch = before
+    for part in parts:
+        seconds += part.seconds
+        flops += part.flops
+        moved += part.bytes
+        launch += part.launch
+    return Estimate(seconds, flops, moved, launch)

@@ -329,7 +329,7 @@ class Cluster:
             return
         self.losses.moved += 1
         self.losses.repeated_tokens += len(answer.times)
-        answer.again = len(answer.times)
+        answer.again, answer.plain = len(answer.times), False
         self._arrive(answer)
 
     def _doom(self, group: list[Replica]) -> None:
@@ -375,18 +375,20 @@ class Cluster:
     def _deliver(self, replica: Replica, deltas: Iterable[SequenceDelta | Work]) -> None:
         """Give clients a step's tokens; work stands for one of its own."""
         now = self.clock.now + replica.spec.hardware.loop.answer_seconds
-        answers, decodes = self._answers, replica.role == "decode"
+        answers, decodes, bare = self._answers, replica.role == "decode", 0
         for one in deltas:
-            if isinstance(one, Work):
+            if isinstance(one, SequenceDelta):
+                delta = one
+            else:
                 answer = answers.get(one.request.id)
-                if answer is not None and not answer.again and answer.request.cancel_after is None:
-                    self.tokens += 1
+                if answer is not None and answer.plain:
                     answer.times.append(now)
+                    bare += 1
                     continue
                 delta = one.news()
                 delta.tokens = ONE
-            else:
-                delta = one
+            self.tokens += bare  # Before anybody looks.
+            bare = 0
             answer = answers.get(delta.request_id)
             if answer is None:
                 continue  # Its client hung up in this very step.
@@ -414,6 +416,7 @@ class Cluster:
                     self._hand_over(answer, replica)
                 else:
                     self._end(answer)
+        self.tokens += bare
 
     def _hand_over(self, answer: SimAnswer, source: Replica) -> None:
         """Send the KV of the prompt to the decode pool."""

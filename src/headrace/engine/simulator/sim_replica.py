@@ -137,6 +137,11 @@ class SimAnswer:
     """Tokens that are computed again and that the client has."""
     error: str | None = None
     cancelled: bool = False
+    plain: bool = field(init=False)
+    """Whether each token that comes is a new one, and only their number ends it."""
+
+    def __post_init__(self) -> None:
+        self.plain = self.request.cancel_after is None
 
 
 class Stages:
@@ -257,7 +262,9 @@ class Replica:
     def land(self) -> Sequence[SequenceDelta | Work]:
         """Finish the oldest step. A decode that only gained a token stands for its delta."""
         plan, seconds = self._flying.popleft()
-        tokens = [ONE if sampled else NONE for sampled in plan.samples]
+        tokens = [ONE] * len(plan.samples)
+        if not all(plan.samples):
+            tokens = [ONE if sampled else NONE for sampled in plan.samples]
         result = StepResult(plan.number, tokens, seconds=seconds)
         if self.scheduler.limits.drafts:
             self._speculate(plan, result)
