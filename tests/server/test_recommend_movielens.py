@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 from processes import serving
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import ranker
+from tiny import dlrm as ranker
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from ranker import Dlrm, batch, write
+from tiny.dlrm import Dlrm, batch, write
 
 CONFIG: dict[str, Any] = {
     "dense_features": [

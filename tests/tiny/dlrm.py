@@ -1,6 +1,6 @@
 """DLRM-DCNv2 in plain PyTorch, its folder for Headrace, and its training on MovieLens-100k.
 
-    python benchmarks/ranker.py FOLDER [--rows int8]
+    cd tests; python -m tiny.dlrm FOLDER [--rows int8]
 
 It takes the ratings out of the wheel `recbole` (GroupLens permits research and no redistribution,
 so they are never committed), trains on the first 80 % by time in under three minutes on two cores,
