@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import quant
 from ..base.errors import UnsupportedModel
 from ..base.modelfiles import ModelFiles
 from ..kernels.arrays import floats, host
@@ -185,11 +186,9 @@ def held_of(weight: Any) -> OnGrid:
     if isinstance(weight, np.ndarray):
         return OnGrid(floats(weight).reshape(len(weight), -1).astype(np.float32))
     if isinstance(weight, BlockWeight):
-        from ..quant.rows import unpack, weights_of  # Local: torch.
-
-        packed = unpack(weight)
+        packed = quant.unpack(weight)
         scales, offsets = (host(one) for one in (packed.scales, packed.offsets) if one is not None)
-        return OnGrid(host(weights_of(packed)), *_turned(scales, offsets))
+        return OnGrid(host(quant.weights_of(packed)), *_turned(scales, offsets))
     if isinstance(weight, Fp8Weight):
         scales = weight.scales
         if weight.blocked:

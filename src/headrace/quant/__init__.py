@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .ggml import dequantise
-    from .rows import unpack
+    from .rows import unpack, weights_of
 
-__all__ = ["dequantise", "unpack"]
+__all__ = ["dequantise", "unpack", "weights_of"]
 
-_HOMES = {"dequantise": "ggml", "unpack": "rows"}
+_HOMES = {"dequantise": "ggml", "unpack": "rows", "weights_of": "rows"}
 
 
 def __getattr__(name: str) -> Any:

@@ -69,11 +69,9 @@ class Scheduler:
         """`prices`: used to choose drafts; None: every draft that is ready is verified.
         `encodings`: of inputs that are not text; None: the model has no encoder part."""
         self.prices, self._drafts = prices, DraftCounts()
-        self.limits = limits
-        self.kv = kv
+        self.limits, self.kv = limits, kv
         self.resources = tuple(resources)
-        capacity = kv.capacity if kv.groups else limits.unkept
-        self.max_context = min(limits.max_context, capacity)
+        self.max_context = min(limits.max_context, kv.capacity if kv.groups else limits.unkept)
         """Units of the longest work: the option, or what the pool can hold."""
         self._clock = clock
         self._requests: dict[str, list[Work]] = {}
@@ -264,12 +262,10 @@ class Scheduler:
         running, finished = State.RUNNING, State.FINISHED
         deltas: list[SequenceDelta | Work] = []
         delta: SequenceDelta | None
-        sampled = 0
-        single = decodes if bare and result.plain else 0
+        sampled, single = 0, decodes if bare and result.plain else 0
         ends = map(add, plan.starts, plan.counts)
-        for i, (work, end, new) in enumerate(
-            zip(flight.entries, ends, result.tokens, strict=False)
-        ):
+        landed = zip(flight.entries, ends, result.tokens, strict=False)
+        for i, (work, end, new) in enumerate(landed):
             work.in_flight -= 1
             work.chunk_start = end
             if number > work.void_until and (state := work.state) is not finished:
