@@ -14,6 +14,7 @@ from .library import Team
 from .records import CODES, STRUCTS, HrPart, HrRecord, HrStep
 
 _OTHERS = {
+    "embed": "EMBED BAGS",
     "norm": "NORM LAYER_NORM",
     "write": "ROPE",
     "attend": "ATTENTION BIDIRECTIONAL HEADS COLUMNS",
