@@ -121,7 +121,7 @@ def test_answers_are_those_of_transformers(served: tuple[Running, Any, str], hos
         got = ask(server.openai(), url=given)
         assert got.usage.prompt_tokens == length
         assert got.choices[0].token_ids[: len(tokens)] == tokens
-        assert got.usage.prompt_tokens_details.video_tokens > 20
+        assert got.usage.prompt_tokens_details.video_tokens >= 8
     assert got.usage.prompt_tokens_details.cached_tokens > 0
     fewer = ask(server.openai(), url=url, max_frames=2)
     assert fewer.usage.prompt_tokens < length
@@ -142,7 +142,7 @@ def test_what_is_refused(served: tuple[Running, Any, str]) -> None:
         with pytest.raises(openai.BadRequestError, match=said):
             ask(client, **given)
     long = filmed.file_of(filmed.drawn(400, 48, 48), 10)
-    with pytest.raises(openai.BadRequestError, match="max_frames takes fewer"):
+    with pytest.raises(openai.BadRequestError, match=r"max_frames takes fewer|context"):
         ask(client, url="data:video/mp4;base64," + base64.b64encode(long).decode())
     for cut in (len(long) // 4, len(long) // 2):
         with pytest.raises(openai.BadRequestError, match="cannot be decoded"):

@@ -253,7 +253,7 @@ async def with_pictures(
         shapes.append(shape)
         held += [] if counts or found is None else [found]
     ids, spans = seen.expand(prompt, shapes, held)
-    if max((span.first + span.time for span in spans), default=0) >= most:
+    if any(span.time and span.first + span.time >= most for span in spans):
         raise InvalidRequest(VIDEO_TOO_LONG, param="messages")
     return ids, spans, [one.sealed for one in held]
 
