@@ -378,7 +378,9 @@ def small_candidate(check: Check) -> Candidate:
     return found.candidates[0]
 
 
-@pytest.mark.parametrize("share", [0.5, 1.25, 9.0])
+@pytest.mark.parametrize(
+    "share", [1.25, pytest.param(9.0, marks=pytest.mark.slow, id="never kept")]
+)
 def test_a_growing_candidate_is_what_each_simulation_says(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

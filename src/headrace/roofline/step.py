@@ -78,7 +78,7 @@ class Estimate(NamedTuple):
     """The part of `seconds` in which calls begin and end, with the fixed part of a step."""
 
 
-class CountTerms(NamedTuple):
+class CallTerms(NamedTuple):
     """The part of an operator's time that all calls of its class share."""
 
     curve: Curve
@@ -166,14 +166,14 @@ def call_floor(case: Case, hardware: Hardware, count: Count) -> Floor:
     return Floor(compute, moved / hardware.bandwidth, 0.0)
 
 
-def terms_of(case: Case, hardware: Hardware, count: Count) -> CountTerms:
+def terms_of(case: Case, hardware: Hardware, count: Count) -> CallTerms:
     """Return the terms of an operator's class; of one that computes nothing with a rate of 0."""
     curve = hardware.efficiency.curve(count.kind, curve_names(case, hardware, count))
-    return CountTerms(curve, _rate(case, hardware, count))
+    return CallTerms(curve, _rate(case, hardware, count))
 
 
 def call_time(
-    case: Case, hardware: Hardware, terms: Callable[[Count], CountTerms], count: Count
+    case: Case, hardware: Hardware, terms: Callable[[Count], CallTerms], count: Count
 ) -> CallTime:
     """Time one call in its parts; an attention of two parts is bound by the longer one."""
     if count.parts:
@@ -297,7 +297,7 @@ class StepModel:
         self._rest: dict[tuple[int, int], Estimate] = {}
         self._parts: dict[tuple[int, int, str], Estimate] = {}
         """By group (the identity of what `_groups` keeps), its rows and mark."""
-        self._terms: dict[tuple[str, str, bool, bool], CountTerms] = {}
+        self._terms: dict[tuple[str, str, bool, bool], CallTerms] = {}
         self._groups = {samples: split_groups(case, samples=samples) for samples in (False, True)}
 
     def time(self, step: Composition) -> StepTime:
@@ -353,7 +353,7 @@ class StepModel:
         moved = calls * count.bytes * (count.kind != "network")
         return Estimate(calls * (start + work), calls * count.flops, moved, calls * start)
 
-    def _terms_of(self, count: Count) -> CountTerms:
+    def _terms_of(self, count: Count) -> CallTerms:
         """Return the terms, kept by what their class depends on (`curve_names`)."""
         few, short = count.rows <= FEW_ROWS, count.rows <= SHORT_QUERIES * count.entries
         key = count.operator, count.label, few, short

@@ -32,7 +32,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from operator import add
 from typing import cast
 
 from headrace.base.environment import check_plans
@@ -262,18 +261,16 @@ class Scheduler:
         running, finished = State.RUNNING, State.FINISHED
         deltas: list[SequenceDelta | Work] = []
         delta: SequenceDelta | None
-        sampled, single = 0, decodes if bare and result.plain else 0
-        ends = map(add, plan.starts, plan.counts)
-        landed = zip(flight.entries, ends, result.tokens, strict=False)
-        for i, (work, end, new) in enumerate(landed):
+        sampled = 0
+        single = decodes if bare and result.plain else 0
+        starts, counts, new = plan.starts, plan.counts, result.tokens
+        for i, work in enumerate(flight.entries):
             work.in_flight -= 1
-            work.chunk_start = end
-            if number > work.void_until and (state := work.state) is not finished:
-                if i < single and work.goes_on(new):
+            work.chunk_start = starts[i] + counts[i]
+            if number > work.void_until and work.state is not finished:
+                if i < single and work.goes_on(new[i]):
                     deltas.append(work)
-                    if state is running:
-                        continue
-                    delta = None
+                    sampled, delta = sampled + 1, None
                 elif i in result.failures:
                     delta = work.fault(result.failures[i])
                 elif i in result.spoiled:
@@ -282,12 +279,11 @@ class Scheduler:
                     delta = work.take(plan, result, i, grows=i < decodes)
                 if delta is not None:
                     deltas.append(delta)
-                    sampled += len(delta.tokens) - 1
+                    sampled += len(delta.tokens)
                     if delta.finish is not None:
                         self._leave(work)
             if work.state is not running:
                 self._roster.drain(work)
-        sampled += len(deltas)  # Most deltas have one token.
         if self._encodings is not None:
             for work, why in self._encodings.land(plan, result, flight.encoded):
                 deltas.append(self._finish(work, "error", why))
