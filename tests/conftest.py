@@ -148,6 +148,9 @@ WHOLE = (
 WHOLLY_SLOW = re.compile(r"^pytestmark = .*mark\.(slow|model)\b", re.MULTILINE)
 
 
+LEFT_OUT = pytest.StashKey[int]()
+"""Files that were not imported."""
+
 HAS_GPU = any(Path("/dev").glob("nvidia[0-9]*"))
 if not HAS_GPU:
     # Before any test module imports a Triton kernel: it is interpreted or not from then on.
@@ -164,7 +167,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not asked.startswith("not slow") or ("path" in asked and path.as_posix() in paths.FILES):
         return None
     whole = any(path.is_relative_to(each) for each in WHOLE)
-    return whole or bool(WHOLLY_SLOW.search(collection_path.read_text())) or None
+    if not whole and not WHOLLY_SLOW.search(collection_path.read_text()):
+        return None
+    config.stash[LEFT_OUT] = config.stash.get(LEFT_OUT, 0) + path.name.startswith("test_")
+    return True
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say why a set of quick tests is smaller than its folder."""
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(
+            f"{left_out} files of slow tests alone were left out; `-m path` runs what CI runs of "
+            "them, no `-m` all"
+        )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
