@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,6 +63,8 @@ from .verification import Verification
 if TYPE_CHECKING:
     from .adapters import Adapters
 
+log = logging.getLogger("headrace.worker")
+
 
 class Worker:
     """A model on one device: the constructor loads it; then `allocate`, `warm_up`, and `execute`
@@ -98,6 +102,8 @@ class Worker:
         """Inter-step windows, for readers that bring blocks into the pool."""
         self.pool_memory = PoolMemory.lent() if options.lends else PoolMemory(options.pool_file)
         self.options = options
+        self._failed_at: set[str] = set()
+        """Lines that raised an error in a step."""
         self.arch = files.arch
         self._pooling = files.pooling
         self._resolved = resolve(options)
@@ -420,8 +426,13 @@ class Worker:
         return wait
 
     def _failed(self, plan: StepPlan, begin: float, error: Exception) -> StepResult:
-        """Return the result of a step that raised, with what a device says of it."""
+        """Return the result of a step that raised, with what a device says of it. Only the log has
+        the stack: once for each line that raised, since every step may fail there."""
         result = _failed(plan, begin, error)
+        place = [f"{at.f_code.co_filename}:{line}" for at, line in walk_tb(error.__traceback__)][-1]
+        if place not in self._failed_at:
+            self._failed_at.add(place)
+            log.warning("step %d failed", plan.number, exc_info=error)
         if self._memory is not None:
             error.__traceback__ = None  # It holds the step's tensors.
             try:
