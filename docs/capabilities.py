@@ -245,7 +245,7 @@ def written() -> str:
             "## Weights",
             "Of each format a small model answers as transformers does with the values that the "
             "format defines (`tests/models/test_formats.py`); the CPU kernels without PyTorch. "
-            "Experts in MXFP4, from both kinds of file: `tests/loader/test_mxfp4_answers.py`.",
+            "Experts in MXFP4: `tests/loader/test_mxfp4_answers.py`.",
             weights(),
             "## Platforms",
             "Levels of the CPU kernels (`tests/kernels_cpu/test_levels_and_machines.py`):",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 
@@ -117,6 +119,25 @@ def test_an_error_stays_in_its_step(worker: Worker, monkeypatch: pytest.MonkeyPa
     assert driver.answers["a", 0].error == "RuntimeError: no luck"
     driver.add("b", tokens, sampling(max_tokens=20))
     assert driver.run()["b", 0].tokens == expected
+
+
+def test_the_log_has_the_stack_of_a_failed_step_once(
+    make_worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = make_worker()
+    driver = Driver(worker)
+
+    def unlucky(batch, want):
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(worker.text.program, "step", unlucky)
+    with caplog.at_level(logging.WARNING):
+        for name in "ab":
+            driver.add(name, prompt(5), sampling(max_tokens=2))
+            driver.step()
+            assert driver.answers[name, 0].error == "RuntimeError: no luck"
+    assert caplog.text.count("RuntimeError: no luck") == 1
+    assert ", in unlucky" in caplog.text
 
 
 def test_what_it_cannot_do_is_an_error_by_name(worker: Worker) -> None:

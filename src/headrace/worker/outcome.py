@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from traceback import walk_tb
 
 from ..base.errors import EngineFault
 from ..base.step import StepPlan, StepResult
 from ..kernels.model import Model
 from .device_memory import DeviceMemory
 
+log = logging.getLogger("headrace.worker")
+_logged: set[str] = set()
+"""Lines that raised an error in a step of this process."""
+
 
 def failed_step(
     plan: StepPlan, begin: float, error: Exception, memory: DeviceMemory | None = None
 ) -> StepResult:
-    """Return the result of a step that raised, with what a device says of it."""
+    """Return the result of a step that raised, with what a device says of it.
+
+    Only the log has the stack: once for each line that raised, since every step may fail there.
+    """
     result = StepResult(
         plan.number,
         tokens=[[] for _ in plan.rows],
         seconds=time.perf_counter() - begin,
         error=f"{type(error).__name__}: {' '.join(str(error).split())}",
     )
+    places = [f"{at.f_code.co_filename}:{line}" for at, line in walk_tb(error.__traceback__)]
+    if places and places[-1] not in _logged:
+        _logged.add(places[-1])
+        log.warning("step %d failed", plan.number, exc_info=error)
     if memory is not None:
         error.__traceback__ = None  # It holds the step's tensors.
         try:
