@@ -378,9 +378,8 @@ def small_candidate(check: Check) -> Candidate:
     return found.candidates[0]
 
 
-@pytest.mark.parametrize(
-    "share", [1.25, pytest.param(9.0, marks=pytest.mark.slow, id="never kept")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [1.25, 9.0])
 def test_a_growing_candidate_is_what_each_simulation_says(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
