@@ -298,7 +298,7 @@ def test_yarn_in_both_forms() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("model_type", "mamba", "model_type is 'mamba'; supported: bert, cohere, cohere2"),
+        ("model_type", "mamba", "model_type is 'mamba'; supported: arcee, bert, cohere, cohere2"),
         ("architectures", ["Qwen2ForSequenceClassification"], "Qwen2ForCausalLM"),
         ("hidden_act", "relu", "hidden_act is 'relu'; supported: silu"),
         ("rope_scaling", {"rope_type": "longrope", "factor": 2.0}, "rope_type is 'longrope'"),
