@@ -114,6 +114,8 @@ def test_unknown_family() -> None:
         **{name: getattr(ARCH, name) for name in ModelArch.__dataclass_fields__}
         | {"family": "mamba"}
     )
-    with pytest.raises(UnsupportedModel, match=r"'mamba' .*supported are: .*bert, cohere") as raised:
+    with pytest.raises(
+        UnsupportedModel, match=r"'mamba' .*supported are: .*bert, cohere"
+    ) as raised:
         build(weights(), arch)
     assert all(family in raised.value.message for family in FAMILIES)

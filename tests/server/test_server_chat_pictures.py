@@ -302,7 +302,7 @@ def test_an_engine_without_an_encoder_says_that_it_sees_nothing(folder: Path, or
 
 def test_the_model_says_that_it_sees(server: Running) -> None:
     listed = httpx.get(server.url + "/v1/models").json()["data"][0]
-    assert listed["input_modalities"] == ["text", "image"]
+    assert listed["input_modalities"] == ["text", "image", "video"]
 
 
 async def test_a_second_turn_decodes_and_seals_nothing(folder: Path, oracle: Any) -> None:

@@ -196,7 +196,10 @@ def test_ollamas_generate_answers_a_picture_without_a_prompt(server: Running) ->
 
 
 WRONG = [
-    ({"type": "url", "url": "https://example.com/a.png"}, "source.type must be base64, not url"),
+    (
+        {"type": "url", "url": "https://example.com/a.png"},
+        "source.url: this server fetches nothing",
+    ),
     ({"type": "file", "file_id": "file-1"}, "source.type must be base64, not file"),
     ({"type": "base64"}, "source.data must be"),
     ({"type": "base64", "data": 5}, "source.data must be"),
