@@ -127,6 +127,26 @@ def test_names_of_hosts() -> None:
             FetchAddress(url, hosts)
 
 
+def test_addresses_do_not_pass_for_names_below_another() -> None:
+    for url in (
+        "http://[fe80::1%.example.org]/", "http://[::ffff:169.254.169.254%.example.org]/",
+        "http://[::1%251.example.org]/", "http://127.0.0.1%2f.example.org/",
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="address"):
+            FetchAddress(url, (".example.org",))
+    with pytest.raises(ValueError, match="host"):
+        FetchAddress("http://10.0.0.1/", read_fetch_hosts(".0.0.1"))
+
+
+def test_a_port_of_one_address_is_no_part_of_another() -> None:
+    hosts = read_fetch_hosts("fd00::1:8080, [fd00::2]:8080, [fd00::3]")
+    for url in ("http://[fd00::1:8080]/", "http://[fd00::2]:8080/", "http://[fd00::3]/"):
+        assert FetchAddress(url, hosts).literal
+    for url in ("http://[fd00::1]:8080/", "http://[fd00::2:8080]/", "http://[fd00::2]/"):
+        with pytest.raises(ValueError, match="host"):
+            FetchAddress(url, hosts)
+
+
 @pytest.mark.parametrize(
     "address",
     [
@@ -135,6 +155,7 @@ def test_names_of_hosts() -> None:
         "ff02::1",
         "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe",
         "2002:7f00:1::", "2001:0:7f00:1::", "198.18.0.1", "192.0.2.1",
+        "::127.0.0.1", "::a9fe:a9fe", "::ffff:0:127.0.0.1", "fec0::1", "64:ff9b:1::7f00:1",
     ],
 )  # fmt: skip
 def test_addresses_that_are_not_public(address: str) -> None:

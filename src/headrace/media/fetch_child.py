@@ -79,9 +79,8 @@ def _asked(url: str, order: dict[str, Any], target: BinaryIO, end: float) -> tup
     try:
         headers = {"Accept": "*/*", "User-Agent": "headrace", "Connection": "close"}
         usual = to.port == (443 if to.secure else 80)
-        host = f"[{to.host}]" if ":" in to.host else to.host
         asked.putrequest("GET", to.path, skip_host=True, skip_accept_encoding=True)
-        asked.putheader("Host", host if usual else f"{host}:{to.port}")
+        asked.putheader("Host", to.shown if usual else f"{to.shown}:{to.port}")
         for name, value in headers.items():
             asked.putheader(name, value)
         asked.endheaders()

@@ -47,8 +47,8 @@ class FetchAddress:
     """A checked address: `host`, `port`, `secure` and `path`."""
 
     def __init__(self, url: str, hosts: Sequence[str]) -> None:
-        """`hosts`: `name`, `name:port`, or `.name` for all below it. Raises `ValueError` with a key
-        of `FETCH_REFUSALS`."""
+        """`hosts`: `name`, `name:port`, or `.name` for all names below it; `[IPv6]:port`. Raises
+        `ValueError` with a key of `FETCH_REFUSALS`."""
         if len(url) > MOST_URL or not url.isascii() or any(sign <= " " for sign in url):
             raise ValueError("address")
         try:
@@ -56,19 +56,22 @@ class FetchAddress:
             host, port = (parts.hostname or "").rstrip("."), parts.port
         except ValueError:
             raise ValueError("address") from None
-        if parts.scheme not in _PORTS or not host or "@" in parts.netloc:
-            raise ValueError("address")
+        if parts.scheme not in _PORTS or not host or "@" in parts.netloc or "%" in host:
+            raise ValueError("address")  # A zone's id could end like a name.
         self.host, self.secure = host, parts.scheme == "https"
         self.port = port or _PORTS[parts.scheme]
         usual = self.port == _PORTS[parts.scheme]
-        spelt = {f"{host}:{self.port}", *([host] if usual else [])}
+        self.literal = is_address(host)
+        """Whether the operator named this very address, which then need not be public."""
+        self.shown = f"[{host}]" if ":" in host else host
+        """The host as an address and a header have it."""
+        spelt = {f"{self.shown}:{self.port}", *([host, self.shown] if usual else [])}
+        below = usual and not self.literal
         if not any(
-            name in spelt or (usual and name[:1] == "." and host.endswith(name)) for name in hosts
+            name in spelt or (below and name[:1] == "." and host.endswith(name)) for name in hosts
         ):
             raise ValueError("host")
         self.path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self.literal = is_address(host)
-        """Whether the operator named this very address, which then need not be public."""
 
 
 def is_address(host: str) -> bool:
@@ -84,17 +87,19 @@ def is_public(address: str) -> bool:
     """Tell whether an address, or the one that is wrapped in it, is everybody's."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour
-        if found in _NAT64:
-            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
-        if found.teredo is not None or (inner is not None and not inner.is_global):
+        if found in _NAT64 or found.ipv4_mapped is not None:
+            return is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
+        inner = found.sixtofour
+        # ipaddress takes more for global, among them IPv4-compatible and site-local addresses.
+        if found not in _UNICAST or found.teredo is not None:
             return False
-        if inner is not None and found.ipv4_mapped is not None:
-            return not inner.is_multicast
+        if inner is not None and not inner.is_global:
+            return False
     return found.is_global and not found.is_multicast
 
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST = ipaddress.ip_network("2000::/3")
 
 
 def fetch(

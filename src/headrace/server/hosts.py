@@ -21,7 +21,9 @@ from .refusal import refusal
 
 PRIVATE = (".localhost", ".local", ".internal", ".svc", ".home.arpa", ".lan", ".test")
 """Endings of names that cannot be registered; nor can a name without a dot."""
-_FETCHED = re.compile(r"\.?[a-z0-9_][a-z0-9._-]*(:\d{1,5})?|[0-9a-f:]*:[0-9a-f:.]+")
+_FETCHED = re.compile(
+    r"\.?[a-z0-9_][a-z0-9._-]*(:\d{1,5})?|[0-9a-f:]*:[0-9a-f:.]+|\[[0-9a-f:.]+\](:\d{1,5})?"
+)
 _NAME = re.compile(r"\.?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 
 
@@ -44,8 +46,8 @@ def read_hosts(text: str | None) -> frozenset[str]:
 
 
 def read_fetch_hosts(text: str | None) -> tuple[str, ...]:
-    """Return the hosts of the option `fetch_hosts`: `name`, `name:port`, or `.name` for all below
-    it. Raises `OptionError` naming the wrong one."""
+    """Return the hosts of the option `fetch_hosts`, as `FetchAddress` takes them. Raises
+    `OptionError` naming the wrong one."""
     found = tuple(name.strip().lower() for name in (text or "").split(",") if name.strip())
     for name in found:
         if not _FETCHED.fullmatch(name):
