@@ -81,7 +81,8 @@ class PicturePrompts:
         self._film_name = repr((*said, self._film_levels.tolist())).encode()
         heads = MOST_INPUTS * (self.levels.nbytes + 16)
         self.most_rows = (MOST_OF_ONE - heads) // (picture.factor**2 * picture.width)
-        """Rows of the pictures of one request, whose memory is bounded as its owner's is."""
+        """Rows of the pictures of one request, whose memory is bounded as its owner's is; one of a
+        video counts for each of its frames."""
         self._order = lru_cache(maxsize=8)(self._order_of)
         self._text = lru_cache(maxsize=64)(self._text_of)
 
@@ -106,6 +107,10 @@ class PicturePrompts:
     def film_place(self) -> int | None:
         """The token that stands for a video in a template; None: the model takes none."""
         return None if self.picture.videos is None else self.picture.videos.written
+
+    def frames_of(self, film: bool) -> int:
+        """Return the frames of a tile: a row has as many times the bytes of a picture's row."""
+        return self.picture.videos.sampling.together if film and self.picture.videos else 1
 
     def read(
         self,

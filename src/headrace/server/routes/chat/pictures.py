@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -139,27 +138,46 @@ def given_url(url: str, picture: GivenPicture) -> GivenPicture:
     return picture._replace(data=data)
 
 
+async def _prepared(
+    service: Service, seen: PicturePrompts, given: GivenPicture, most: int, *, counts: bool
+) -> tuple[PictureShape, int, SealedPicture | None]:
+    """Find a kept picture or video, or make one of at most `most` rows; return its shape, its rows
+    and what holds it (`counts`: nothing does). Raises `HeadraceError`.
+
+    One file of a request is in memory at a time; one that was fetched counts as a body does.
+    """
+    fetched: dict[str, Any] = {}
+    try:
+        picture = await _loaded(service, seen, given, fetched)
+        name = CALLER.get().owner, picture.name, given.detail
+        found = seen.kept.find(name)
+        if found is not None:
+            return found.shape, found.length, found
+        film = given.frames is not None
+        made = await service.decoders.run(_read, seen, picture, most, long=film)
+        return made.shape, made.length, None if counts else seen.kept.hold(name, *made)
+    finally:
+        service.bodies.give(fetched)
+
+
 async def _loaded(
-    service: Service, pictures: list[GivenPicture], seen: PicturePrompts
-) -> list[LoadedPicture]:
-    """Read the base64 of pictures, and find their files, within the limits of each. Raises
+    service: Service, seen: PicturePrompts, given: GivenPicture, fetched: dict[str, Any]
+) -> LoadedPicture:
+    """Read the base64 of a picture, or find or fetch its file, within the limits of it. Raises
     `HeadraceError`."""
-    if not any(one.file_id or one.url for one in pictures):
-        return await service.hands.beside(lambda: [_decoded(one) for one in pictures])
-    found = []
-    for one in pictures:
-        most = (seen.limits if one.frames is None else seen.video_limits).bytes
-        if one.url:
-            found.append(await _fetched(service, one, most))
-        elif one.file_id:
-            found.append(await _file(service, one, most))
-        else:
-            found.append(await service.hands.run(_decoded, one))
-    return found
+    most = (seen.limits if given.frames is None else seen.video_limits).bytes
+    if given.url:
+        return await _fetched(service, given, most, fetched)
+    if given.file_id:
+        return await _file(service, given, most)
+    return await service.hands.beside(_decoded, given)
 
 
-async def _fetched(service: Service, given: GivenPicture, most: int) -> LoadedPicture:
-    """Let a process of its own fetch a picture. Raises `InvalidRequest`, `Overloaded`."""
+async def _fetched(
+    service: Service, given: GivenPicture, most: int, fetched: dict[str, Any]
+) -> LoadedPicture:
+    """Let a process of its own fetch a picture, whose bytes are counted in `fetched`. Raises
+    `InvalidRequest`, `Overloaded`."""
     hosts = service.fetch_hosts
     if not hosts:
         raise InvalidRequest(
@@ -168,8 +186,8 @@ async def _fetched(service: Service, given: GivenPicture, most: int) -> LoadedPi
             param=given.where,
             code="unsupported_content",
         )
-    work = partial(fetch, given.url, hosts, most, given.where)
-    data = await service.fetches.run(work)
+    data = await service.fetches.run(fetch, given.url, hosts, most, given.where)
+    service.bodies.take(fetched, len(data))
     return LoadedPicture(given, blake2b(data, digest_size=32).digest(), data)
 
 
@@ -227,31 +245,28 @@ async def with_pictures(
     _check_places(
         service, seen, prompt, [seen.place_of(one.frames is not None) for one in pictures]
     )
-    most, owner = service.engine.max_context, CALLER.get().owner
-    room, least = most - len(prompt), seen.picture.least_rows
+    most = service.engine.max_context
+    room, least, space = most - len(prompt), seen.picture.least_rows, seen.most_rows
     if not counts and len(pictures) * least > room:
         raise ContextOverflow(
             f"the prompt has {len(prompt)} tokens and {len(pictures)} pictures of at least "
             f"{least}; together they must fit into a context of {most}",
             param="messages",
         )
-    room = min(room, seen.most_rows)
     shapes: list[PictureShape] = []
     held: list[SealedPicture] = []
-    for number, picture in enumerate(await _loaded(service, pictures, seen)):
-        name = owner, picture.name, picture.given.detail
+    for number, given in enumerate(pictures):
         # The pictures after this one take some, too.
-        mine = seen.most_rows if counts else room - (len(pictures) - number - 1) * least
-        found = seen.kept.find(name)
-        if found is None:
-            made = await service.decoders.run(_read, seen, picture, mine)
-            shape, length = made.shape, made.length
-            found = None if counts else seen.kept.hold(name, *made)
-        else:
-            shape, length = found.shape, found.length
-        room -= seen.check_rows(length, mine, picture.given.where, shape.film)
+        rest = 0 if counts else (len(pictures) - number - 1) * least
+        size = seen.frames_of(given.frames is not None)
+        fit = (space - rest) // size
+        mine = max(1, fit if counts else min(fit, room - rest))
+        shape, length, found = await _prepared(service, seen, given, mine, counts=counts)
+        seen.check_rows(length, mine, given.where, shape.film)
         shapes.append(shape)
-        held += [] if counts or found is None else [found]
+        if not counts:
+            room, space = room - length, space - length * size
+            held += [] if found is None else [found]
     ids, spans = seen.expand(prompt, shapes, held)
     if any(span.time and span.first + span.time >= most for span in spans):
         raise InvalidRequest(VIDEO_TOO_LONG, param="messages")
