@@ -173,6 +173,9 @@ def test_files_that_do_not_fit(twins: Twins, tmp_path: Path) -> None:
     for wrong in ({"clip.projector_type": "mlp"}, {"clip.vision.projection_dim": 7}):
         write_gguf(encoder, "clip", {**said, **wrong}, tensors)
         assert open_pictures(open_gguf(model, "m")) is None, "the language model serves alone"
+    other = next(kind for _, kind in KINDS.values() if kind != said["clip.projector_type"])
+    write_gguf(encoder, "clip", {**said, "clip.projector_type": other}, tensors)
+    assert open_pictures(open_gguf(model, "m")) is None, "of the same width, for another vocabulary"
     encoder.write_bytes(b"GGUF and nothing")
     assert open_pictures(open_gguf(model, "m")) is None
     for key in ("clip.vision.block_count", "clip.vision.image_mean", "clip.use_gelu"):

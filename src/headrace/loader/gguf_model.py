@@ -40,8 +40,12 @@ _SPECIAL = {
     "pad_token": "padding_token_id",
 }
 _CONTROL = 3
-PROJECTORS = {"idefics3": "idefics3", "gemma3": "gemma3"}
-"""Kind of an encoder of pictures in a file of its own (`mmproj`) → `model_type` of a config."""
+PROJECTORS = {
+    "idefics3": ("idefics3", "<image>"),
+    "gemma3": ("gemma3", "<image_soft_token>"),
+}
+"""Kind of an encoder of pictures in a file of its own (`mmproj`) → `model_type` of a config, and
+the token that stands for a picture's row."""
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -69,10 +73,10 @@ def open_gguf(path: Path, name: str, licence: str | None = None) -> ModelFiles:
             f"{path.name} is one part of {metadata['split.count']}; merge the parts into one file"
         )
     arch = from_gguf(metadata, file.tensors, factors)
-    encoder = beside(path, arch)
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, StringArray):
         raise ModelFileError(f"{path.name}: tokenizer.ggml.tokens must be an array of strings")
+    encoder = beside(path, arch, tokens)
     ids = {key: _token_id(metadata, field, len(tokens)) for key, field in _SPECIAL.items()}
     bos, eos = ids["bos_token"], ids["eos_token"]
     named = {}
@@ -118,16 +122,18 @@ def candidates(path: Path) -> list[Path]:
         return []
 
 
-def beside(path: Path, arch: ModelArch) -> Path | None:
-    """Return the first encoder next to a language model that is made for its width and of a known
-    kind; None: there is none."""
+def beside(path: Path, arch: ModelArch, tokens: StringArray) -> Path | None:
+    """Return the first encoder next to a language model that is of a known kind and made for its
+    width, and whose token it has; None: there is none."""
     for one in candidates(path):
         try:
             metadata = GgufFile(one).metadata
         except HeadraceError:
             continue  # It belongs to another model, perhaps: this one does without.
-        width = metadata.get("clip.vision.projection_dim")
-        if width == arch.hidden and projector(metadata) in PROJECTORS:
+        width, kind = metadata.get("clip.vision.projection_dim"), projector(metadata)
+        if width != arch.hidden or kind not in PROJECTORS:
+            continue
+        if tokens.find(PROJECTORS[kind][1]) is not None:
             return one
     return None
 

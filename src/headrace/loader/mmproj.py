@@ -75,7 +75,7 @@ def mmproj_of(files: ModelFiles) -> GgufFile | None:
 def configs(file: GgufFile, files: ModelFiles) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return an encoder's metadata as `config.json` and the config of a processor have them. Raises
     `ModelFileError`."""
-    told, kind = file.metadata, PROJECTORS[projector(file.metadata)]
+    told, (kind, token) = file.metadata, PROJECTORS[projector(file.metadata)]
     if told.get("clip.use_gelu") is not True:
         raise ModelFileError(f"{file.path.name}: clip.use_gelu must be true")
     names = {
@@ -101,12 +101,12 @@ def configs(file: GgufFile, files: ModelFiles) -> tuple[dict[str, Any], dict[str
             raise ModelFileError(f"{file.path.name}: the scale factor is {scale!r:.40}")
         config |= {
             "mm_tokens_per_image": (across // scale) ** 2,
-            "image_token_index": _token(files, "<image_soft_token>"),
+            "image_token_index": _token(files, token),
             "boi_token_index": _token(files, gemma_pictures.BEGIN),
             "eoi_token_index": _token(files, gemma_pictures.END),
         }
         return config, {**processing, "size": {"height": side, "width": side}}
-    config |= {"image_token_id": _token(files, "<image>"), "scale_factor": scale}
+    config |= {"image_token_id": _token(files, token), "scale_factor": scale}
     longest = told.get("clip.vision.preproc_image_size", side)
     edges = {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": side}}
     return config, {**processing, **edges}

@@ -3,9 +3,11 @@
 
 A text's tokens have one position on all axes (time, row, column). A picture's have one time, and
 the row and column of their place in its grid; the text after it goes on after the longer side of
-the grid (Wang et al. 2024, section 2.1). The grids of a video all begin at one position, and as in
-transformers its time does not move the text after it. A picture's tokens may see each other (Gemma
-3). All of it follows from the prompt's spans, so it is the same after a preemption, behind a prefix
+the grid (Wang et al. 2024, section 2.1). The grids of a video all begin at one position. Its time
+does not move the text after it, as transformers 5.24 reads prompts; there a generated token still
+counts the time (`rope_deltas`), as text did before (transformers pull request 35569), but here a
+token has one position, generated or read again. A picture's tokens may see each other (Gemma 3).
+All of it follows from the prompt's spans, so it is the same after a preemption, behind a prefix
 that was found, and in every chunk.
 """
 
