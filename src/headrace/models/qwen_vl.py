@@ -149,8 +149,8 @@ class QwenPictures(PictureArch):
         if not self.kind.startswith("qwen3"):
             return token * tiles
         times = film.times + film.times[-1:]
-        # The template's own start and end stay around all of these, as transformers keeps them (vLLM,
-        # which dropped them, calls that a bug: issue 46817).
+        # The template's own start and end stay around all of these, as in transformers; vLLM calls
+        # it a bug that it dropped them (issue 46817).
         means = [(times[2 * tile] + times[2 * tile + 1]) / 2 for tile in range(tiles)]
         return "".join(f"<{mean:.1f} seconds>{_OPEN}{token}{_CLOSE}" for mean in means)
 
