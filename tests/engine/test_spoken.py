@@ -33,7 +33,7 @@ from headrace.engine.loop.spoken_plan import plan_codec
 from headrace.engine.loop.start import explain
 from headrace.kernels.cpu.library import Team
 from headrace.loader import open_model
-from headrace.speech.codec import Codec
+from headrace.speech.codec import Codec, SoundStream
 from headrace.speech.voices import FrameReader, VoiceFiles, open_voices
 from tiny.speaking import CODES, FIRST, PLACES, VOCAB, make
 
@@ -129,19 +129,26 @@ def test_sounds_in_turns_are_whole_and_end_once(
             assert wanted.startswith(made)
 
 
-def test_a_fault_of_the_codec_is_of_its_sound(part: CodecPart, voices: VoiceFiles) -> None:
+def test_a_fault_of_the_codec_is_of_its_sound(
+    part: CodecPart, voices: VoiceFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     core, spoken = EngineCore(part.lane.scheduler, part.lane.executor), part.spoken
-    tokens = written(random.Random(1), 4)
-    for name in ("bad", "good"):
-        spec = RequestSpec(SamplingParams(), seed=3, task="sound")
-        spoken.begin(Request(name, [1], spec))
+    tokens, begun = written(random.Random(1), 4), spoken._codec.stream
 
     def failing(*args: Any, **more: Any) -> Any:
         raise ValueError("no such frame")
         yield
 
-    spoken._sounds["bad"].stream.slices = failing  # type: ignore[method-assign]
-    for name in ("bad", "good"):
+    def stream(seed: int) -> SoundStream:
+        made = begun(seed)
+        if seed == 4:
+            made.slices = failing  # type: ignore[method-assign]
+        return made
+
+    monkeypatch.setattr(spoken._codec, "stream", stream)
+    for seed, name in ((4, "bad"), (3, "good")):
+        spec = RequestSpec(SamplingParams(), seed=seed, task="sound")
+        spoken.begin(Request(name, [1], spec))
         spoken.take([SequenceDelta(name, 0, tokens, finish="length")])
     told = []
     while core.has_work:
@@ -150,6 +157,38 @@ def test_a_fault_of_the_codec_is_of_its_sound(part: CodecPart, voices: VoiceFile
     assert (error.finish, "no such frame" in (error.error or "")) == ("error", True)
     made = [one.output.pieces for one in told if isinstance(one.output, Samples)]
     assert b"".join(piece for pieces in made for piece in pieces) == whole(voices, tokens, 3)
+
+
+def test_no_more_sounds_are_decoded_than_have_memory(folder: Path, voices: VoiceFiles) -> None:
+    """Texts may be ahead of the codec by any number of sounds: these wait as frames."""
+    plan = plan_codec(open_model(str(folder)), 2)
+    assert plan is not None
+    part = load_codec(plan, None, 1)
+    core, spoken = EngineCore(part.lane.scheduler, part.lane.executor, check=True), part.spoken
+    texts = {str(seed): written(random.Random(seed), 4) for seed in range(6)}
+    told: list[SequenceDelta] = []
+
+    def turns() -> None:
+        while core.has_work:
+            told.extend(core.turn())
+            assert sum(one.stream is not None for one in spoken._sounds.values()) <= 2
+
+    for name, tokens in texts.items():
+        spoken.begin(Request(name, [1], RequestSpec(SamplingParams(), seed=int(name))))
+        spoken.take([SequenceDelta(name, 0, tokens, finish=None if name < "2" else "length")])
+    turns()
+    assert {one.request_id for one in told} == {"0", "1"}, "they wait for their texts"
+    spoken.take([SequenceDelta("0", 0, [], finish="abort")])
+    core.abort("5")
+    turns()
+    spoken.take([SequenceDelta("1", 0, [], finish="length")])
+    turns()
+    assert not spoken._sounds
+    for name in ("1", "2", "3", "4"):
+        made = [one.output for one in told if one.request_id == name]
+        pieces = [piece for one in made if isinstance(one, Samples) for piece in one.pieces]
+        assert b"".join(pieces) == whole(voices, texts[name], int(name))
+    part.lane.executor.close()
 
 
 def test_a_name_that_comes_again_has_nothing_of_the_sound_before(

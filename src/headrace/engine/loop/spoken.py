@@ -41,8 +41,10 @@ class _SpokenSound:
 
     id: str
     reader: FrameReader
-    stream: SoundStream
+    seed: int
     frames: npt.NDArray[np.int64]
+    stream: SoundStream | None = None
+    """None: nothing of it is decoded yet."""
     end: SequenceDelta | None = None
     """The end of its text, once that is there."""
     scheduled: float = 0.0
@@ -64,10 +66,16 @@ class _SoundPiece(NamedTuple):
 class SpokenSounds:
     """The sounds of one model. `turn` alone may run in the worker's thread."""
 
-    def __init__(self, codec: Codec, files: VoiceFiles) -> None:
-        self._codec, self._files = codec, files
+    def __init__(self, codec: Codec, files: VoiceFiles, rows: int) -> None:
+        """`rows`: sounds that are decoded at the same time, for which there is memory."""
+        self._codec, self._files, self._rows = codec, files, rows
         self._sounds: dict[str, _SpokenSound] = {}
         self._queue: deque[_SpokenSound] = deque()
+        """Sounds that are decoded and have work."""
+        self._coming: deque[_SpokenSound] = deque()
+        """Sounds that have work for the first time."""
+        self._begun = 0
+        """Sounds that are decoded, with work or without."""
         self._piece: _SoundPiece | None = None
         self._made: Floats | None = None
 
@@ -75,10 +83,9 @@ class SpokenSounds:
 
     def begin(self, request: Request) -> None:
         """Begin the sound of a request that the text's lane has taken."""
-        stream = self._codec.stream(request.spec.seed)
         frames = np.zeros((0, len(self._files.codec.levels)), np.int64)
         self._sounds[request.id] = _SpokenSound(
-            request.id, FrameReader(self._files), stream, frames
+            request.id, FrameReader(self._files), request.spec.seed, frames
         )
 
     def take(self, deltas: list[SequenceDelta]) -> list[SequenceDelta]:
@@ -105,14 +112,22 @@ class SpokenSounds:
 
     @property
     def idle(self) -> bool:
-        """Whether no sound has anything to decode."""
-        return self._piece is None and not self._queue
+        """Whether no sound has anything to decode, or may begin."""
+        return self._piece is None and not self._queue and not self._begins
+
+    @property
+    def _begins(self) -> bool:
+        return bool(self._coming) and self._begun < self._rows
 
     def choose(self) -> None:
-        """Choose the next sound, unless its piece is under way."""
+        """Choose the next sound, unless its piece is under way: one that may begin, or else the
+        one that has waited longest."""
         if self._piece is None:
-            sound = self._queue.popleft()
+            sound = (self._coming if self._begins else self._queue).popleft()
             sound.queued = False
+            if sound.stream is None:
+                sound.stream = self._codec.stream(sound.seed)
+                self._begun += 1
             frames, sound.frames = sound.frames[:PIECE], sound.frames[PIECE:]
             last = sound.end is not None and not len(sound.frames)
             self._piece = _SoundPiece(sound, sound.stream.slices(frames, last=last), last)
@@ -166,12 +181,16 @@ class SpokenSounds:
         chosen = self._piece is not None and self._piece.sound is sound
         if sound.works and not sound.queued and not chosen:
             sound.queued = True
-            self._queue.append(sound)
+            self._line(sound).append(sound)
+
+    def _line(self, sound: _SpokenSound) -> deque[_SpokenSound]:
+        return self._coming if sound.stream is None else self._queue
 
     def _forget(self, sound: _SpokenSound) -> None:
         del self._sounds[sound.id]
         if sound.queued:
-            self._queue.remove(sound)
+            self._line(sound).remove(sound)
+        self._begun -= sound.stream is not None
 
 
 class SpokenPlanner(SlicePlanner):
@@ -222,7 +241,7 @@ def load_codec(plan: CodecPlan, beside: Executor | None, threads: int) -> CodecP
     samples = codec.stream().push(np.zeros((1, levels), np.int64), last=True)
     if not np.isfinite(samples).all():
         raise ModelFileError("the codec computes no numbers: its weights are damaged")
-    spoken = SpokenSounds(codec, plan.voices)
+    spoken = SpokenSounds(codec, plan.voices, plan.rows)
     executor = InlineExecutor(loaded, beside=other)
     executor.load()
     return CodecPart(spoken, Lane(SpokenPlanner(spoken), executor))

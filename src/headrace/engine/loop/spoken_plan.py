@@ -14,8 +14,9 @@ class CodecPlan(NamedTuple):
 
     voices: VoiceFiles
     bytes: int
-    """Its weights, and the rows that the layers of every sound keep."""
+    """Its weights, and the rows that the layers of `rows` sounds keep."""
     decision: Decision
+    rows: int
 
 
 def plan_codec(files: ModelFiles, rows: int) -> CodecPlan | None:
@@ -30,4 +31,4 @@ def plan_codec(files: ModelFiles, rows: int) -> CodecPlan | None:
         f"the text's tokens; each of {rows} sounds keeps {codec.stream_bytes / 2**10:,.0f} KiB"
     )
     size = codec.weight_bytes + rows * codec.stream_bytes
-    return CodecPlan(voices, size, Decision("parts", "text, codec", reason))
+    return CodecPlan(voices, size, Decision("parts", "text, codec", reason), rows)
