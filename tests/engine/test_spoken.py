@@ -22,17 +22,21 @@ from headrace.base.outputs import Samples
 from headrace.base.request import Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
+from headrace.engine import messages
 from headrace.engine.clients.async_engine import AsyncEngine
 from headrace.engine.clients.codec_speaking import CodecSpeaker
 from headrace.engine.clients.speaking import SpeechClient
 from headrace.engine.clients.supervision import Supervision
 from headrace.engine.loop import spoken as module
 from headrace.engine.loop.core import EngineCore
+from headrace.engine.loop.real import REAL_WORKER
+from headrace.engine.loop.several import Models
 from headrace.engine.loop.spoken import CodecPart, load_codec
 from headrace.engine.loop.spoken_plan import plan_codec
 from headrace.engine.loop.start import explain
 from headrace.kernels.cpu.library import Team
 from headrace.loader import open_model
+from headrace.obs.flight import FlightRecorder
 from headrace.speech.codec import Codec, SoundStream
 from headrace.speech.voices import FrameReader, VoiceFiles, open_voices
 from tiny.speaking import CODES, FIRST, PLACES, VOCAB, make
@@ -245,6 +249,21 @@ def test_a_sound_keeps_no_more_than_is_planned(voices: VoiceFiles) -> None:
     for layer in stream._layers:
         count(layer)
     assert 0 < sum(kept.values()) <= voices.codec.stream_bytes
+
+
+def test_a_codec_has_the_weight_of_its_model(folder: Path) -> None:
+    options = EngineOptions(model=str(folder), device="cpu", threads=1, max_sequences=2)
+    wire = messages.WireFiles.of(open_model(str(folder)))
+    beside = messages.WireModel(1, options, wire, 2.0)
+    models = Models.start(
+        messages.Configure(options, wire, "", 0.25, [beside]),
+        lambda files, _: files.open(),
+        worker=REAL_WORKER,
+        flight=FlightRecorder(records=32),
+        on_phase=lambda name, seconds: None,
+    )
+    assert models.core._arbiter._weight == {0: 0.25, ~0: 0.25, 1: 2.0, ~1: 2.0}
+    models.close()
 
 
 # Through processes

@@ -90,6 +90,17 @@ def test_every_count_of_rows(ops: CpuOperators, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("out", [144, 16 * 24 - 3])
+def test_runs_of_panels_have_the_bits_of_one_row(ops: CpuOperators, kind: str, out: int) -> None:
+    """So many panels for one thread that it takes two at once, and one that is left over."""
+    one = CpuOperators(1, ops.team.level)
+    weight, x = pack(random_blocks(kind, out, 512), one.team), torch.randn(13, 512)
+    alone = torch.cat([one.linear(row[None], weight, None) for row in x])
+    for rows in range(2, 14):
+        assert torch.equal(one.linear(x[:rows], weight, None), alone[:rows]), rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_many_passes(ops: CpuOperators, kind: str) -> None:
     weight = random_blocks(kind, 33, 768)
     packed = pack(weight, ops.team)

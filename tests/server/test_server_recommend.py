@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from processes import Running, serving
+from starlette.requests import Request
+
+from headrace.base.config import ServerOptions
+from headrace.base.errors import Overloaded
+from headrace.loader.open import open_model
+from headrace.server.body import BodiesInFlight
+from headrace.server.routes import recommend as route
+from headrace.server.service import Service
 
 from tiny import families, ranker
 from tiny.kept import Kept
@@ -107,6 +116,40 @@ def test_what_cannot_be_ranked(server: Running, of: str, name: str, value: Any, 
     body[of][name] = value
     error = ask(server, body, 400)["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
+
+
+def test_scores_that_are_no_numbers_are_of_their_request(server: Running) -> None:
+    huge, sane = requests(600, 600)
+    wanted = ask(server, sane)["scores"]
+    huge["candidates"]["price"] = [3.4e38] * 600
+    huge["context"]["history"] = {"ids": [1, 2], "weights": [3.4e38, -3.4e38]}
+    with ThreadPoolExecutor(4) as pool:
+        wrong = [pool.submit(ask, server, huge, 400) for _ in range(2)]
+        assert [one.result() for one in [pool.submit(ask, server, sane) for _ in range(2)]]
+        assert {one.result()["error"]["param"] for one in wrong} == {"candidates"}
+    assert ask(server, sane)["scores"] == wanted
+
+
+async def test_repeated_features_count_among_the_bytes_that_are_held(
+    folder: Path, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number that all candidates share lies there once for each, whatever the body's size."""
+    (body,) = requests(200)
+    body["context"]["history"] = []
+    engine = SimpleNamespace(files=open_model(str(folder)), max_context=2048)
+    service = Service(ServerOptions())
+    service._engine, service._names = engine, ["shop"]  # type: ignore[assignment]
+    service.bodies = BodiesInFlight(5_000)
+
+    async def entered(*_: object) -> object:
+        return service, route.RecommendBody(**body)
+
+    monkeypatch.setattr(route, "entered", entered)
+    scope: dict[str, Any] = {"type": "http", "headrace.request_id": "one"}
+    with pytest.raises(Overloaded, match="hold as many bytes"):
+        await route.recommend(Request(scope))
+    assert not service.bodies.held
+    service.hands.close()
 
 
 def test_too_many_none_and_the_wrong_model(server: Running) -> None:

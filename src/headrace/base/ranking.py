@@ -91,6 +91,11 @@ class RankingInput(NamedTuple):
     bags: tuple[BagColumn, ...]
     """By sparse feature."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of all features."""
+        return len(self.numbers) + sum(len(part) for one in self.bags for part in one)
+
 
 def blank(ranker: Ranker, candidates: int) -> RankingInput:
     """Return an input of zeros and empty bags."""

@@ -87,7 +87,8 @@ class Models:
         )
         models = cls(first, files, keep_kv, worker)
         try:
-            models.core.weigh(0, configure.weight)
+            for lane in models.core.lanes:
+                models.core.weigh(lane, configure.weight)
             for place, model in enumerate(configure.beside):
                 models._add(model, coming[place], coming[place + 1 :], on_phase)
         except BaseException:
@@ -115,16 +116,16 @@ class Models:
         self.core.join(model.number, built.core.first, model.weight)
         self.built[model.number] = built
         self.controls[model.number] = Controls(built, files)
-        self._hear(model.number, files)
+        self._hear(model.number, files, model.weight)
 
-    def _hear(self, number: int, files: ModelFiles) -> None:
+    def _hear(self, number: int, files: ModelFiles, weight: float = 1.0) -> None:
         """Open the request queue of a model that transcribes, or the codec's lane of one that
         speaks."""
         if files.format in HEARD:
             self.desks[number] = _hearing().desk_of(self.built[number], files, self.core, number)
         if (codec := self.built[number].codec) is not None:
             self.spoken[number] = codec.spoken
-            self.core.join(codec_of(number), codec.lane)
+            self.core.join(codec_of(number), codec.lane, weight)
 
     # Requests
 

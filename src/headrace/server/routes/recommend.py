@@ -75,6 +75,8 @@ async def recommend(request: Request) -> Response:
     given = ranker_of(service), body.context, body.candidates, service.engine.max_context
     # In a thread: thousands of values would delay the streams.
     read = await service.hands.run(read_candidates, *given)
+    # A number that all candidates share is repeated for each: a small body may become large.
+    service.bodies.take(request.scope, read.ranking.size)
     name = f"recommend-{body.request_id or request.scope['headrace.request_id']}"
     request.scope["headrace.usage"] = usage = Usage(service.name)
     usage.known_prompt(0, read.total)
@@ -119,7 +121,10 @@ async def _ranked(service: Service, read: Candidates, name: str, priority: int) 
             check_whole(delta)
             if isinstance(delta.output, Scores):
                 if not all(map(math.isfinite, delta.output.values)):
-                    raise EngineFault("the model's scores of these features are no numbers")
+                    raise InvalidRequest(
+                        "the scores of these features are no numbers: some are too large",
+                        param="candidates",
+                    )
                 return delta.output.values
     finally:
         stream.cancel()
