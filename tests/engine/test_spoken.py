@@ -9,23 +9,26 @@ import random
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from engine_waits import age, stopped
+from prometheus_client import CollectorRegistry
 
 from headrace.base.config import EngineOptions
 from headrace.base.errors import EngineDead, EngineFault, ModelFileError, Overloaded
 from headrace.base.hardware import hardware
 from headrace.base.outputs import Samples
-from headrace.base.request import Request, SequenceDelta
+from headrace.base.request import OutputDelta, Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.engine import messages
 from headrace.engine.clients.async_engine import AsyncEngine
 from headrace.engine.clients.codec_speaking import CodecSpeaker
 from headrace.engine.clients.speaking import SpeechClient
+from headrace.engine.clients.stream import Stream
 from headrace.engine.clients.supervision import Supervision
 from headrace.engine.loop import spoken as module
 from headrace.engine.loop.core import EngineCore
@@ -264,6 +267,40 @@ def test_a_codec_has_the_weight_of_its_model(folder: Path) -> None:
     )
     assert models.core._arbiter._weight == {0: 0.25, ~0: 0.25, 1: 2.0, ~1: 2.0}
     models.close()
+
+
+async def test_a_sound_of_which_only_tokens_came_can_come_again(folder: Path) -> None:
+    """No reader hears tokens: until the first samples, another engine can begin the sound anew."""
+    streams: list[Stream] = []
+
+    def submit(prompt: list[int], *_: Any, whole: bool = False, **options: Any) -> Stream:
+        streams.append(Stream("one", prompt, 1, lambda _: None, whole=whole))
+        return streams[-1]
+
+    files = open_model(str(folder))
+    engine = SimpleNamespace(
+        registry=CollectorRegistry(), model_name="one", files=files, submit=submit,
+        tokenizer=SimpleNamespace(encode=lambda text, special: [1]),
+    )  # fmt: skip
+    speaking = CodecSpeaker.of(engine).speak(TEXT, "leo", {}, SpeechClient())  # type: ignore[arg-type]
+    (stream,) = streams
+    heard: list[bytes] = []
+
+    async def listen() -> None:
+        heard.extend([samples.tobytes() async for samples in speaking.pieces()])
+
+    listening = asyncio.ensure_future(listen())
+    stream.push(OutputDelta("one", 0, token_ids=[1, 2, 3]))
+    await asyncio.sleep(0.01)
+    assert stream.begun and stream.repeatable and speaking.tokens == 3
+    stream.again()
+    first, second = (np.full(4, one, np.float32).tobytes() for one in (0.25, 0.5))
+    stream.push(OutputDelta("one", 0, token_ids=[1, 2], output=Samples([first])))
+    await asyncio.sleep(0.01)
+    assert speaking.tokens == 2 and not stream.repeatable
+    stream.push(OutputDelta("one", 0, output=Samples([second]), finish_reason="stop"))
+    await listening
+    assert heard == [first, second]
 
 
 # Through processes

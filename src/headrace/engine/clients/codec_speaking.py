@@ -88,7 +88,7 @@ class CodecSpeaking(Speaking):
         super().__init__(speaker.metrics, speaker.rate)
         self._speaker = speaker
         self.prompt_tokens = len(prompt)
-        self._stream = speaker.engine.submit(prompt, sampling, **options)
+        self._stream = speaker.engine.submit(prompt, sampling, whole=True, **options)
 
     def cancel(self) -> None:
         self._stream.cancel()
@@ -97,12 +97,14 @@ class CodecSpeaking(Speaking):
         """Yield samples as they are decoded. Raises the error that ended the sound, and
         `EngineFault` if the model wrote no frame at all."""
         async for delta in self._stream:
-            self.tokens += len(delta.token_ids)
+            self.tokens += len(delta.token_ids) - (delta.void or 0)
             if delta.finish_reason == "abort":
                 raise Overloaded("the server ended this sound before it was complete")
             self.finish_reason = delta.finish_reason or self.finish_reason
             if isinstance(delta.output, Samples):
                 self._speaker.dropped.inc(delta.output.dropped)
-                yield np.frombuffer(b"".join(delta.output.pieces), np.float32)
+                # Nobody hears tokens: up to the first samples the sound may begin again.
+                if delta.output.pieces and self._stream.show():
+                    yield np.frombuffer(b"".join(delta.output.pieces), np.float32)
         if not self.samples:
             raise EngineFault("the model wrote no sound for this text")
