@@ -292,12 +292,15 @@ async def test_a_sound_of_which_only_tokens_came_can_come_again(folder: Path) ->
     listening = asyncio.ensure_future(listen())
     stream.push(OutputDelta("one", 0, token_ids=[1, 2, 3]))
     await asyncio.sleep(0.01)
-    assert stream.begun and stream.repeatable and speaking.tokens == 3
+    assert stream.begun
+    assert stream.repeatable
+    assert speaking.tokens == 3
     stream.again()
     first, second = (np.full(4, one, np.float32).tobytes() for one in (0.25, 0.5))
     stream.push(OutputDelta("one", 0, token_ids=[1, 2], output=Samples([first])))
     await asyncio.sleep(0.01)
-    assert speaking.tokens == 2 and not stream.repeatable
+    assert speaking.tokens == 2
+    assert not stream.repeatable
     stream.push(OutputDelta("one", 0, output=Samples([second]), finish_reason="stop"))
     await listening
     assert heard == [first, second]

@@ -19,7 +19,6 @@ from headrace.loader.open import open_model
 from headrace.server.body import BodiesInFlight
 from headrace.server.routes import recommend as route
 from headrace.server.service import Service
-
 from tiny import families, ranker
 from tiny.kept import Kept
 
