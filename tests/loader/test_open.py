@@ -269,7 +269,7 @@ def test_a_lone_safetensors_file_and_an_unknown_architecture(model: Any, tmp_pat
         open_model(str(tmp_path / "model.safetensors"))
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "rwkv"}))
-    with pytest.raises(UnsupportedModel, match="'rwkv'; supported: .*bert, cohere, cohere2"):
+    with pytest.raises(UnsupportedModel, match=r"'rwkv'; supported: .*bert, cohere, cohere2"):
         open_model(str(tmp_path))
 
 

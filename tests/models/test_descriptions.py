@@ -211,7 +211,7 @@ def test_tensors_of_latent_attention_are_those_of_the_checkpoints_and_kv_b_by_he
 
 def test_a_family_that_nobody_described() -> None:
     with pytest.raises(
-        UnsupportedModel, match="'mamba' is not supported; supported are: .*bert"
+        UnsupportedModel, match=r"'mamba' is not supported; supported are: .*bert"
     ) as told:
         describe(replace(ARCH, family="mamba"))
     assert "gpt_oss" in str(told.value)
