@@ -534,23 +534,37 @@ async def test_early_runs_of_a_stream_are_not_before_other_work(tmp_path: Path) 
         assert order == ["released", "interactive", "early"]
 
 
-async def test_an_early_run_gets_real_time_when_its_period_is_over(tmp_path: Path) -> None:
-    async with engine_of(tmp_path, "double", "endless") as engine:
+async def gets_real_time(folder: Path, period: float) -> bool:
+    """Whether an early run's period was over before the run ahead of it was stopped for the
+    stream."""
+    async with engine_of(folder, "double", "endless") as engine:
         double = engine.find("double")
-        opened = await engine.open_stream(double, {"x": (3,)}, period=2.0, deadline=2.0)
+        opened = await engine.open_stream(double, {"x": (3,)}, period=period, deadline=period)
         await engine.run(double, ONES, stream=opened.id)
         work = asyncio.ensure_future(engine.run(engine.find("endless"), LOOP))
         await until_running(engine)
         early = asyncio.ensure_future(engine.run(double, ONES, stream=opened.id))
         await until_waiting(engine, 1)
         (waiting,) = engine.executor.queue.waiting()
-        assert waiting.urgency == BATCH
-        while waiting.urgency == BATCH:
+        while waiting.urgency == BATCH and not early.done():
             await asyncio.sleep(0.01)
-        assert (waiting.urgency, waiting.release) == (REALTIME, -math.inf)
         work.cancel()
-        with suppress(DeadlineMissed):  # A busy machine may be late.
+        late = waiting.urgency == BATCH
+        assert late or (waiting.urgency, waiting.release) == (REALTIME, -math.inf)
+        with suppress(DeadlineMissed, Overloaded):  # A busy machine may be late.
             assert (await early)["y"].tolist() == [2, 2, 2]
+        with suppress(asyncio.CancelledError, Overloaded):
+            await work
+        return not late
+
+
+async def test_an_early_run_gets_real_time_when_its_period_is_over(tmp_path: Path) -> None:
+    """The busier the machine, the longer the period that it takes."""
+    for period in (1.0, 4.0, 16.0):
+        (folder := tmp_path / f"{period}").mkdir()
+        if await gets_real_time(folder, period):
+            return
+    pytest.fail("no early run waited until its period was over")
 
 
 async def test_runs_too_long_for_the_streams_are_refused(tmp_path: Path) -> None:
