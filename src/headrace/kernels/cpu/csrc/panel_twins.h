@@ -1,12 +1,12 @@
 // Four to eight rows by two panels at once.
 //
-// The arithmetic of panel.h, its sums and their order, so the same bits. There each product of a row
-// loads its own four bytes of activations, and on Ice Lake (model 106) loads are what binds: 0.26 ns
-// each, 3.2 ns a unit and row, with whatever decoding. Here a load serves two panels, whose codes are
-// decoded into registers. The integer sums of eight rows take sixteen registers, so that float sums
-// lie in L1. From L2 a unit and row takes 0.79 (six rows) to 0.87 (eight) of the time (Q5_0, Q8_0,
-// Q4_0), 0.83 to 0.92 (Q4_K). Two scales a unit (Q6_K) have halves in L1 too: nothing is gained. Nor
-// with more rows, whose sums do not fit.
+// The arithmetic of panel.h, its sums and their order, so the same bits. There each product of a
+// row loads its own four bytes of activations, and on Ice Lake (model 106) loads are what binds:
+// 0.26 ns each, 3.2 ns a unit and row, with whatever decoding. Here a load serves two panels, whose
+// codes are decoded into registers. The integer sums of eight rows take sixteen registers, so that
+// float sums lie in L1. By hand, from L2, a unit and row takes 0.79 (six rows) to 0.87 (eight) of
+// the time (Q5_0, Q8_0, Q4_0), 0.83 to 0.92 (Q4_K). Two scales a unit (Q6_K) have halves in L1 too:
+// nothing is gained. Nor with more rows, whose sums do not fit.
 #pragma once
 #include "panel.h"
 
