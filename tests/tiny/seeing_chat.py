@@ -37,8 +37,11 @@ CLASSES = {
 }
 
 
-def make(folder: Path, kind: str = "smolvlm", **changes: Any) -> Any:
-    """The model of transformers, kept in `folder`. `changes`: of the encoder's config."""
+def make(
+    folder: Path, kind: str = "smolvlm", text: dict[str, Any] | None = None, **changes: Any
+) -> Any:
+    """The model of transformers, kept in `folder`. `text`: changes of the language model's config;
+    `changes`: of the encoder's. A tile's side other than `TILE` is the only one of a picture."""
     torch.manual_seed(38)
     vision = {
         "hidden_size": 64,
@@ -49,7 +52,7 @@ def make(folder: Path, kind: str = "smolvlm", **changes: Any) -> Any:
         "patch_size": PATCH,
         **changes,
     }
-    text = {
+    written = {
         "model_type": "llama",
         "vocab_size": VOCAB,
         "hidden_size": 96,
@@ -60,11 +63,13 @@ def make(folder: Path, kind: str = "smolvlm", **changes: Any) -> Any:
         "max_position_embeddings": 2048,
         "tie_word_embeddings": False,
         "pad_token_id": 0,
+        **(text or {}),
     }
+    tile = vision["image_size"]
     configured, model = CLASSES[kind]
     config = configured(
         vision_config=vision,
-        text_config=text,
+        text_config=written,
         image_token_id=PLACE,
         scale_factor=2,
         tie_word_embeddings=False,
@@ -81,11 +86,11 @@ def make(folder: Path, kind: str = "smolvlm", **changes: Any) -> Any:
     said = {"chat_template": TEMPLATE, "eos_token": "<end_of_utterance>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(said))
     processing = {
-        "size": {"longest_edge": LONGEST},
-        "max_image_size": {"longest_edge": TILE},
+        "size": {"longest_edge": LONGEST if tile == TILE else tile},
+        "max_image_size": {"longest_edge": tile},
         "image_mean": MEAN,
         "image_std": DEVIATION,
-        "do_image_splitting": True,
+        "do_image_splitting": tile == TILE,
         "resample": 1,
         "video_sampling": {"fps": 1, "max_frames": 6, "video_size": {"longest_edge": 48}},
     }

@@ -30,7 +30,9 @@ TOKENS = 8
 SIZES = ((70, 40), (1, 1), (33, 96), (64, 64), (10, 200), (31, 32), (90, 89), (5, 50), (96, 12))
 
 
-def worker_of(files: ModelFiles, kernels: str = "auto", kv_dtype: str = "float32") -> Worker:
+def worker_of(
+    files: ModelFiles, kernels: str = "auto", kv_dtype: str = "float32", quantise: str = "auto"
+) -> Worker:
     if kernels == "auto":
         try:
             load()
@@ -38,7 +40,13 @@ def worker_of(files: ModelFiles, kernels: str = "auto", kv_dtype: str = "float32
             pytest.skip(f"the CPU library is not built: {absent}")
     room = 16 * ROOM
     options = WorkerOptions(
-        threads=2, kernels=kernels, kv_dtype=kv_dtype, max_context=room, step_tokens=room, rows=2
+        threads=2,
+        kernels=kernels,
+        kv_dtype=kv_dtype,
+        quantise=quantise,
+        max_context=room,
+        step_tokens=room,
+        rows=2,
     )
     worker = Worker(files, options)
     worker.allocate(PoolShape(16, graph_groups(describe(files.arch), kv_dtype, ROOM + 1)))

@@ -220,3 +220,14 @@ def test_what_is_not_run_is_named(
             open_pictures(model.files)
     finally:
         path.write_text(before)
+
+
+def test_eight_bits_are_asked_for_by_name(model: Seeing) -> None:
+    """The same tile by the file's numbers and by eight bits of them: near, and not equal."""
+    prompt = prompt_of(model.prompts, drawn(1, ((64, 64),)), small=True)
+    [exact] = encode(worker_of(model.files), prompt)
+    [narrow] = encode(worker_of(model.files, quantise="int8"), prompt)
+    [four] = encode(worker_of(model.files, quantise="int4"), prompt)
+    assert np.array_equal(four, exact), "fewer bits are of the language model alone"
+    assert not np.array_equal(narrow, exact)
+    assert np.abs(narrow - exact).max() < 0.05 * np.abs(exact).max()

@@ -271,13 +271,15 @@ def load_encoder(
     shelf: Shelf | None = None,
 ) -> Encoder:
     """Load the encoder of a model, which uses the threads of `text`. Its weights stay as the files
-    have them: `quantise` is about the language model."""
+    have them, unless `quantise` asks for eight bits: fewer are of the language model alone."""
     files, graph, source, tower = opened
     assert tower is not None, "an encoder comes with its tower"
     kinds = source.kinds()
-    own = replace(options, quantise="auto")
+    cross = files.arch.cross if isinstance(files, ModelFiles) else None
+    eight = options.quantise == "int8" and cross is None
+    own = replace(options, quantise="int8" if eight else "auto")
     part = Part(graph, source, own, resolved, tower.units, shelf=shelf, beside=text)
-    if isinstance(files, ModelFiles) and files.arch.cross is not None:
+    if isinstance(files, ModelFiles) and cross is not None:
         return Encoder(part, tower, cross=CrossBlocks(files.arch, graph, "Q8_0" in kinds))
     ropes = [getattr(spec, "rope", None) for spec in text.model.graph.attentions()]
     turned = any(rope is not None and rope.axes for rope in ropes)

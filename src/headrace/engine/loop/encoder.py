@@ -34,7 +34,7 @@ class EncoderPlan:
     cross: tuple[GroupShape, ...] = ()
     """Groups of the encodings that texts attend to, with their blocks."""
     coded: bool = False
-    """See `loader.towers.Tower`."""
+    """Whether products compute in eight bits: see `loader.towers.Tower`."""
 
     @property
     def bytes(self) -> int:
@@ -64,9 +64,8 @@ def plan_encoder(options: EngineOptions, files: ModelFiles, available: int) -> E
         f"may stop between; {shape.bound / 2**20:.0f} MiB of encodings are kept at most"
     )
     decision = Decision("parts", "encoder, text", reason)
-    return EncoderPlan(
-        graph, shape, step_bytes, decision, tower.atom, cross=cross, coded=tower.coded
-    )
+    coded = tower.coded or (options.quantise == "int8" and files.arch.cross is None)
+    return EncoderPlan(graph, shape, step_bytes, decision, tower.atom, cross=cross, coded=coded)
 
 
 def _across(
