@@ -79,7 +79,7 @@ def tower(folder: Path, oracle: Any, rounds: int) -> dict[str, Any]:
     values = np.asarray(drawn(1), np.float32).transpose(2, 0, 1) / 255
     mean, deviation = (np.array(one, np.float32)[:, None, None] for one in MOMENTS)
     pixels = torch.from_numpy((values - mean) / deviation)[None, None]
-    workers = {name: worker_of(files, quantise=name) for name in ("none", "int8")}
+    workers = {name: worker_of(files, quantise=name) for name in ("auto", "int8")}
 
     def reference() -> Any:
         with torch.inference_mode():

@@ -20,6 +20,7 @@ from headrace.dist.payloads import SealedInput
 from headrace.engine.clients.kept_pictures import PictureShape
 from headrace.engine.clients.pictures import PicturePrompts
 from headrace.kernels.cpu.library import LibraryAbsent, load
+from headrace.loader.panels import PanelShelf
 from headrace.media import picture_child
 from headrace.models.registry import describe
 from headrace.worker import Worker, WorkerOptions
@@ -31,7 +32,11 @@ SIZES = ((70, 40), (1, 1), (33, 96), (64, 64), (10, 200), (31, 32), (90, 89), (5
 
 
 def worker_of(
-    files: ModelFiles, kernels: str = "auto", kv_dtype: str = "float32", quantise: str = "auto"
+    files: ModelFiles,
+    kernels: str = "auto",
+    kv_dtype: str = "float32",
+    quantise: str = "auto",
+    shelf: PanelShelf | None = None,
 ) -> Worker:
     if kernels == "auto":
         try:
@@ -48,7 +53,7 @@ def worker_of(
         step_tokens=room,
         rows=2,
     )
-    worker = Worker(files, options)
+    worker = Worker(files, options, shelf=shelf)
     worker.allocate(PoolShape(16, graph_groups(describe(files.arch), kv_dtype, ROOM + 1)))
     return worker
 

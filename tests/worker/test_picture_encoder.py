@@ -19,7 +19,9 @@ from headrace.base.modelfiles import ModelFiles
 from headrace.base.slices import slices
 from headrace.dist.payloads import SealedInputs, read_payload
 from headrace.engine.clients.pictures import PicturePrompts, open_picture_prompts
+from headrace.kernels.cpu.library import LAYOUT
 from headrace.loader import open_model
+from headrace.loader.panels import PanelShelf
 from headrace.loader.pictures import open_pictures
 from headrace.models.pictures import describe_pictures
 from headrace.text import load_tokenizer
@@ -231,3 +233,14 @@ def test_eight_bits_are_asked_for_by_name(model: Seeing) -> None:
     assert np.array_equal(four, exact), "fewer bits are of the language model alone"
     assert not np.array_equal(narrow, exact)
     assert np.abs(narrow - exact).max() < 0.05 * np.abs(exact).max()
+
+
+def test_panels_that_are_kept_at_this_start_are_read(model: Seeing, tmp_path: Path) -> None:
+    """They move at the end of loading, and their first place is given back."""
+    prompt = prompt_of(model.prompts, drawn(1, ((64, 64),)), small=True)
+    [wanted] = encode(worker_of(model.files), prompt)
+    for _ in range(2):  # The start that writes them, and the next one.
+        shelf = PanelShelf(model.files, tmp_path, LAYOUT, least=0)
+        [found] = encode(worker_of(model.files, shelf=shelf), prompt)
+        assert shelf.outcome in ("mapped", "copied")
+        assert np.array_equal(found, wanted)

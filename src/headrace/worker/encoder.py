@@ -72,8 +72,6 @@ class Encoder:
         self._bounds = slices(graph)
         self._input, self._outputs = graph.inputs[0], list(graph.outputs.values())
         self._run: InPieces
-        if cross is None:
-            self._lower(NOTHING)
         self._items: dict[int, EncodedItem] = {}
         self._named: dict[EncodingName, EncodedItem] = {}
         self._spans: dict[int, tuple[str, tuple[InputSpan, ...]]] = {}
@@ -86,10 +84,10 @@ class Encoder:
         self._run = lowered or InterpretedPieces(*given, cache)
 
     def bind(self, pool: PoolShape, cache: KvCache) -> None:
-        """Take the blocks of the text part's cache, and forget all items and rows."""
+        """Take the blocks of the text part's cache, and forget all items and rows. Only now are the
+        weights where they stay: a shelf moves them at the end of loading."""
         self.forget()
-        if self.cross is not None:
-            self._lower(self.cross.bind(pool, cache, self.part))
+        self._lower(NOTHING if self.cross is None else self.cross.bind(pool, cache, self.part))
 
     def forget(self) -> None:
         """Forget all items and rows."""
