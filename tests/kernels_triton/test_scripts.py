@@ -144,7 +144,7 @@ def test_a_wrong_result_and_a_process_that_dies_are_failures_of_their_own(tmp_pa
 
 def longest_shard(delay: float) -> float:
     """Seconds of the process of `gpu_ahead --checks` that compiles longest, with `delay` more for
-    each kernel, by the seconds of the last dry run on its busy machine; a core for each."""
+    each kernel, by the processor's seconds of the last dry run; a core for each."""
     record = json.loads((ROOT / "benchmarks/results/gpu_dry.json").read_text())["checks"]
     shards = [
         [record[name] for name in gpu_checks.SMOKE[number :: gpu_ahead.SHARDS] if name in record]
@@ -287,7 +287,7 @@ def test_the_first_hour_goes_on_where_it_ended(
     (tmp_path / "tuner.py").write_text(
         f"import sys\n{say}open(sys.argv[sys.argv.index('--write') + 1], 'w').write('{{}}')\n"
     )
-    monkeypatch.setattr(gpu_bench, "CHECKS", tmp_path)
+    monkeypatch.setattr(gpu_bench, "HERE", tmp_path)
     monkeypatch.setattr(gpu_hour, "TUNER", (str(tmp_path / "tuner.py"),))
     monkeypatch.setattr(gpu_hour, "commit", lambda: "one")
     part = gpu_bench.Part
