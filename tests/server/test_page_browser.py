@@ -313,7 +313,7 @@ def test_the_live_view_moves_under_load(page: Callable[..., Any], url: str) -> N
         time.sleep(2.5)
         assert big.inner_text() == before
         tab.click("#to-chat")
-        assert tab.is_visible("#message")
+        tab.wait_for_selector("#message")
 
     threads = [threading.Thread(target=load) for _ in range(2)]
     for thread in threads:

@@ -355,6 +355,11 @@ async def test_a_death_in_the_middle_is_not_noticed(server: Running, talk: Path)
         assert_heard((await asking).text)
     assert_heard(" ".join(done))
     assert "headrace_hearing_restarts_total" in httpx.get(f"{server.url}/metrics").text
+    async with asyncio.timeout(60):  # All may have been heard before the kill: it restarts yet.
+        while (
+            await asyncio.to_thread(httpx.get, f"{server.url}/v1/health/ready")
+        ).status_code != 200:
+            await asyncio.sleep(0.1)
 
 
 async def in_work(server: Running) -> bool:
