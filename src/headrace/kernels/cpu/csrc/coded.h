@@ -30,7 +30,7 @@ void quantised_panels(const HrLinear& op, const HrPart& part, int64_t rows, int6
   for (int64_t panel = first; panel < last; panel += kGroup) {
     const int count = static_cast<int>(last - panel < kGroup ? last - panel : kGroup);
 #if HR_LEVEL >= 4
-    if (rows > kWide) {
+    if (rows > hr::fetching.coded) {
       many_rows<Q>(op, part, rows, panel, count);
       continue;
     }

@@ -87,7 +87,7 @@ void op_gate_up(const HrGateUp& op, const hr::Work& work) {
   const int64_t rows = work.rows(op.rows), units = op.gate.out / 32;
   if (rows == 0) return;
 #if HR_LEVEL >= 4
-  if (rows > kWide) return many_gate_up(op, rows, work);
+  if (rows > hr::fetching.coded) return many_gate_up(op, rows, work);
 #endif
   const int passes = passes_of(rows);
   alignas(64) float gate[kSums * kWide], up[kSums * kWide];

@@ -28,9 +28,11 @@ extern const char* const built_levels;
 
 // How this processor likes its weights fetched. `few`: one and two rows, which read at full speed, ask
 // for the lines, too. `near`: into L1, else into L2 (of dense weights, those of one and two rows
-// alone). Measured: docs/tried/kernels.md.
+// alone). `coded`: most rows that meet codes in registers, twelve at a time; more meet decoded ones
+// (panel_pairs.h). Measured: docs/tried/kernels.md.
 struct Fetching {
   bool few, near;
+  int coded;
 };
 extern const Fetching fetching;
 
