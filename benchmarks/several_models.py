@@ -1,6 +1,6 @@
 """Several models in one server: gaps between tokens, and memory, against servers of their own.
 
-    python benchmarks/several_models.py [--seconds 20] [--rounds 2] [--json out.json] [--hears]
+    python benchmarks/several_models.py [--seconds 20] [--rounds 2] [--share 0.25] [--hears]
 
 Two chats (qwen2.5-coder-0.5b, smollm2-135m) stream without a pause and an embedding model
 (all-minilm-l6-v2) answers one request after the other. `--hears`: whisper-base in place of the
@@ -10,6 +10,10 @@ second chat, with one sound of ten seconds after the other. Each load runs
   apart       all three at once, in three servers on the same cores
   together    all three at once, in one server
   loading     the two chats in one server, while a fourth model is loaded and unloaded
+
+`--share`: next to those, `paced_alone` and `paced_together`, in which each load begins a request
+every 1/share of the time that one took alone: the device has time for all. Three loads without a
+pause want it three times, and each gets a third.
 
 A gap is the time between two pieces of a stream, or of an embedding or a sound its whole request.
 Memory is the proportional set size of all processes below `headrace serve`, after the loads. The
@@ -24,11 +28,13 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import threading
 import time
 import wave
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,7 +75,24 @@ def serving(*models: str, rows: int = 8) -> Any:
         process.wait(60)
 
 
-def stream(url: str, model: str, end: threading.Event, gaps: list[float]) -> None:
+class Clock:
+    """The times at which a load begins its requests, and what they took."""
+
+    def __init__(self, every: float = 0.0) -> None:
+        self.end = threading.Event()
+        self.every, self.next = every, time.perf_counter()
+        self.requests: list[float] = []
+
+    def turns(self) -> Iterator[None]:
+        """Yield when a request is to begin, until the end."""
+        while not self.end.wait(max(0.0, self.next - time.perf_counter())):
+            begin = time.perf_counter()
+            self.next = max(begin, self.next + self.every)
+            yield
+            self.requests.append(time.perf_counter() - begin)
+
+
+def stream(url: str, model: str, clock: Clock, gaps: list[float]) -> None:
     """Stream one answer after the other; note the gaps after each answer's first piece."""
     body = {
         "model": model,
@@ -80,7 +103,7 @@ def stream(url: str, model: str, end: threading.Event, gaps: list[float]) -> Non
         "stream": True,
     }
     with httpx.Client(timeout=300) as client:
-        while not end.is_set():
+        for _ in clock.turns():
             with client.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
                 latest = 0.0
                 for line in reply.iter_lines():
@@ -90,20 +113,20 @@ def stream(url: str, model: str, end: threading.Event, gaps: list[float]) -> Non
                     if latest:
                         gaps.append(now - latest)
                     latest = now
-                    if end.is_set():
+                    if clock.end.is_set():
                         break
 
 
-def embed(url: str, model: str, end: threading.Event, gaps: list[float]) -> None:
+def embed(url: str, model: str, clock: Clock, gaps: list[float]) -> None:
     """Embed eight sentences, again and again; note the seconds of each request."""
     with httpx.Client(timeout=300) as client:
-        while not end.is_set():
+        for _ in clock.turns():
             begin = time.perf_counter()
             client.post(f"{url}/v1/embeddings", json={"model": model, "input": INPUT})
             gaps.append(time.perf_counter() - begin)
 
 
-def hear(url: str, model: str, end: threading.Event, gaps: list[float]) -> None:
+def hear(url: str, model: str, clock: Clock, gaps: list[float]) -> None:
     """Transcribe ten seconds, again and again; note the seconds of each request."""
     t = np.arange(16_000 * 10) / 16_000
     samples = 0.3 * np.sin(2 * np.pi * (200 + 50 * np.sin(3 * t)) * t) * np.sin(4 * t)
@@ -112,7 +135,7 @@ def hear(url: str, model: str, end: threading.Event, gaps: list[float]) -> None:
         file.setparams((1, 2, 16_000, 0, "NONE", ""))
         file.writeframes((samples * 32767).astype("<i2").tobytes())
     with httpx.Client(timeout=300) as client:
-        while not end.is_set():
+        for _ in clock.turns():
             begin = time.perf_counter()
             form = {"files": {"file": held.getvalue()}, "data": {"model": model, "language": "en"}}
             client.post(f"{url}/v1/audio/transcriptions", **form).raise_for_status()
@@ -122,21 +145,26 @@ def hear(url: str, model: str, end: threading.Event, gaps: list[float]) -> None:
 LOADS = {CHATS[0]: stream, CHATS[1]: stream, VECTORS: embed, EARS: hear}
 
 
-def loads(urls: dict[str, str], seconds: float) -> dict[str, dict[str, float]]:
-    """Run the load of each model on its address; return the quantiles of its gaps in ms."""
-    end = threading.Event()
+def loads(
+    urls: dict[str, str], seconds: float, every: dict[str, float] | None = None
+) -> dict[str, dict[str, float]]:
+    """Run the load of each model on its address; return the quantiles of its gaps in ms, and the
+    median of its requests' seconds. `every`: seconds from one begin to the next."""
+    clocks = {model: Clock((every or {}).get(model, 0.0)) for model in urls}
     gaps: dict[str, list[float]] = {model: [] for model in urls}
     threads = [
-        threading.Thread(target=LOADS[model], args=(url, model, end, gaps[model]))
+        threading.Thread(target=LOADS[model], args=(url, model, clocks[model], gaps[model]))
         for model, url in urls.items()
     ]
     for thread in threads:
         thread.start()
     time.sleep(seconds)
-    end.set()
+    for clock in clocks.values():
+        clock.end.set()
     for thread in threads:
         thread.join()
-    return {model: summed(found) for model, found in gaps.items()}
+    took = {model: round(statistics.median(one.requests), 3) for model, one in clocks.items()}
+    return {model: summed(found) | {"request": took[model]} for model, found in gaps.items()}
 
 
 def summed(gaps: list[float]) -> dict[str, float]:
@@ -156,17 +184,22 @@ def memory(process: subprocess.Popen[str]) -> dict[str, float]:
     return {"processes": len(every), "pss_mib": round(pss / 2**20, 1)}
 
 
-def run(models: tuple[str, ...], seconds: float) -> dict[str, Any]:
+def run(models: tuple[str, ...], seconds: float, share: float) -> dict[str, Any]:
     found: dict[str, Any] = {"load_average": os.getloadavg()[0], "alone": {}, "memory": {}}
     with ExitStack() as stack:
         servers = {model: stack.enter_context(serving(model)) for model in models}
         for model, (url, _, _) in servers.items():
             found["alone"] |= loads({model: url}, seconds)
+        every = {model: found["alone"][model]["request"] / share for model in models}
+        found["paced_alone"] = {}
+        for model, (url, _, _) in servers.items():
+            found["paced_alone"] |= loads({model: url}, seconds, every)
         found["apart"] = loads({model: url for model, (url, _, _) in servers.items()}, seconds)
         each = {model: memory(process) for model, (_, _, process) in servers.items()}
         found["memory"]["apart"] = each
     with serving(*models) as (url, operator, process):
         found["together"] = loads(dict.fromkeys(models, url), seconds)
+        found["paced_together"] = loads(dict.fromkeys(models, url), seconds, every)
         found["memory"]["together"] = memory(process)
         if EARS in models:
             return found
@@ -196,12 +229,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="length of each load")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--share", type=float, default=0.25, help="of a paced load")
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--hears", action="store_true", help="whisper-base as the second model")
     given = parser.parse_args()
     rounds = []
     for number in range(given.rounds):
-        rounds.append(run((CHATS[0], EARS if given.hears else CHATS[1], VECTORS), given.seconds))
+        rounds.append(
+            run((CHATS[0], EARS if given.hears else CHATS[1], VECTORS), given.seconds, given.share)
+        )
         print(f"round {number + 1} of {given.rounds}", json.dumps(rounds[-1], indent=1), flush=True)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
