@@ -3,13 +3,14 @@
     python benchmarks/seeing.py [--rounds 5] [--seconds 20] [--json FILE]
 
 The model has the shape of SmolVLM-256M (SigLIP-B/16 at 512 x 512, 1,024 patches; 30 layers of 576)
-and random weights; a picture is one tile of 64 tokens.
+and random weights; a picture is one tile of 256 tokens.
 
   tower    seconds of a tile: transformers in fp32, our exact and our int8 products, in turns, and
            the largest relative error of the rows that the language model reads
   turns    seconds to the first token of a second question about one picture, and of the same
            question after as many tokens of text; encodings that the second turn computed
-  gaps     gaps between pieces of eight streams, alone and next to one new picture after the other
+  gaps     gaps between pieces of eight streams, alone, next to one new text of as many tokens after
+           the other, and next to pictures
 
 Needs the packages of the tests. Both clocks want a quiet machine: the load average is written down.
 """
@@ -37,7 +38,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from several_models import serving, summed
+from several_models import Clock, serving, stream, summed
 
 from headrace.engine.clients.pictures import open_picture_prompts
 from headrace.loader import open_model
@@ -61,7 +62,7 @@ TEXT = {
     "num_key_value_heads": 3,
     "max_position_embeddings": 8192,
 }
-STREAMS, TOKENS = 8, 200
+STREAMS = 8
 
 
 def drawn(seed: int) -> Image.Image:
@@ -77,7 +78,8 @@ def tower(folder: Path, oracle: Any, rounds: int) -> dict[str, Any]:
     assert prompts is not None
     prompt = prompt_of(prompts, [drawn(1)])
     values = np.asarray(drawn(1), np.float32).transpose(2, 0, 1) / 255
-    mean, deviation = (np.array(one, np.float32)[:, None, None] for one in MOMENTS)
+    moments = seeing_chat.MEAN, seeing_chat.DEVIATION
+    mean, deviation = (np.array(one, np.float32)[:, None, None] for one in moments)
     pixels = torch.from_numpy((values - mean) / deviation)[None, None]
     workers = {name: worker_of(files, quantise=name) for name in ("auto", "int8")}
 
@@ -97,32 +99,33 @@ def tower(folder: Path, oracle: Any, rounds: int) -> dict[str, Any]:
             begin = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - begin)
-    found = {name: round(statistics.median(one), 4) for name, one in seconds.items()}
-    ratios = {
-        name: round(
-            statistics.median(
-                a / b for a, b in zip(seconds["transformers"], seconds[name], strict=True)
-            ),
-            2,
-        )
-        for name in rows
+    ratios = {name: quotient(seconds["transformers"], seconds[name]) for name in rows}
+    errors = {name: np.abs(one - right).max() / np.abs(right).max() for name, one in rows.items()}
+    return {
+        "seconds": {name: round(statistics.median(one), 4) for name, one in seconds.items()},
+        "transformers_over": ratios,
+        "relative_error": {name: float(f"{one:.2g}") for name, one in errors.items()},
     }
-    errors = {
-        name: float(f"{np.abs(one - right).max() / np.abs(right).max():.2g}")
-        for name, one in rows.items()
-    }
-    return {"seconds": found, "transformers_over": ratios, "relative_error": errors}
 
 
-MOMENTS = seeing_chat.MEAN, seeing_chat.DEVIATION
+def quotient(one: list[float], other: list[float]) -> float:
+    """Return the median ratio of seconds that were taken in turns."""
+    return round(statistics.median(a / b for a, b in zip(one, other, strict=True)), 3)
 
 
-def shown(seed: int) -> dict[str, Any]:
-    """Return a picture as a part of a message."""
+def shown(seed: int, *, picture: bool = True) -> list[dict[str, Any]]:
+    """Return the parts of a question about a picture, or about as many tokens of text."""
+    question = f"{seed} What is this?"
+    if not picture:
+        return [{"type": "text", "text": question + " mill" * 52}]
     room = io.BytesIO()
     drawn(seed).save(room, "PNG")
     data = base64.b64encode(room.getvalue()).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    url = f"data:image/png;base64,{data}"
+    return [
+        {"type": "text", "text": question},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
 
 
 def asked(client: httpx.Client, url: str, messages: list[Any], tokens: int = 1) -> float:
@@ -148,33 +151,30 @@ def turns(url: str, rounds: int) -> dict[str, Any]:
     more = 0
     with httpx.Client(timeout=300) as client:
         for seed in range(rounds):
-            for firsts, into in (
-                ([{"type": "text", "text": f"{seed} What is this?"}, shown(seed)], seen),
-                ([{"type": "text", "text": f"{seed} What is this?" + " mill" * 14}], read),
-            ):
-                told = [{"role": "user", "content": firsts}]
+            for picture, into in ((True, seen), (False, read)):
+                told = [{"role": "user", "content": shown(seed, picture=picture)}]
                 asked(client, url, told, 8)
                 before = computed(client, url)
                 told += [{"role": "assistant", "content": "A mill."}]
                 told += [{"role": "user", "content": again}]
                 into.append(asked(client, url, told))
                 more += computed(client, url) - before
-    ratio = statistics.median(a / b for a, b in zip(seen, read, strict=True))
-    return {
-        "picture": round(statistics.median(seen), 4),
-        "text": round(statistics.median(read), 4),
-        "ratio": round(ratio, 3),
-        "encodings": more,
-    }
+    found = {"picture": statistics.median(seen), "text": statistics.median(read)}
+    return found | {"ratio": quotient(seen, read), "encodings": more}
 
 
 def gaps(url: str, seconds: float) -> dict[str, Any]:
-    """Stream eight answers, alone and next to pictures."""
+    """Stream eight answers, alone and next to new prompts."""
     found = {}
-    for name in ("alone", "pictures"):
-        end = threading.Event()
+    for name in ("alone", "texts", "pictures"):
+        clock = Clock()
         each: list[list[float]] = [[] for _ in range(STREAMS)]
-        threads = [threading.Thread(target=streamed, args=(url, end, one)) for one in each]
+        threads = [
+            threading.Thread(
+                target=stream, args=(url, "seen", clock, one), kwargs={"logprobs": True}
+            )
+            for one in each
+        ]
         for thread in threads:
             thread.start()
         seed, until = 1000, time.monotonic() + seconds
@@ -183,39 +183,14 @@ def gaps(url: str, seconds: float) -> dict[str, Any]:
                 if name == "alone":
                     time.sleep(0.1)
                     continue
-                asked(client, url, [{"role": "user", "content": [shown(seed)]}])
+                content = shown(seed, picture=name == "pictures")
+                asked(client, url, [{"role": "user", "content": content}])
                 seed += 1
-        end.set()
+        clock.end.set()
         for thread in threads:
             thread.join()
-        found[name] = summed([gap for one in each for gap in one]) | {"pictures": seed - 1000}
-    found["p99_ratio"] = round(found["pictures"]["p99"] / found["alone"]["p99"], 2)
+        found[name] = summed([gap for one in each for gap in one]) | {"prompts": seed - 1000}
     return found
-
-
-def streamed(url: str, end: threading.Event, found: list[float]) -> None:
-    """Stream one answer after the other; note the gaps after each one's first piece."""
-    body = {
-        "model": "seen",
-        "messages": [{"role": "user", "content": "Tell a story about a mill."}],
-        "max_tokens": TOKENS,
-        "ignore_eos": True,
-        "stream": True,
-        "logprobs": True,
-    }
-    with httpx.Client(timeout=300) as client:
-        while not end.is_set():
-            with client.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
-                latest = 0.0
-                for line in reply.iter_lines():
-                    if '"logprob"' not in line:
-                        continue
-                    now = time.perf_counter()
-                    if latest:
-                        found.append(now - latest)
-                    latest = now
-                    if end.is_set():
-                        break
 
 
 def main() -> None:
@@ -226,7 +201,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as room:
         folder = Path(room) / "seen"
-        oracle = seeing_chat.make(folder, text=TEXT, **EYE)
+        oracle = seeing_chat.make(folder, text=TEXT, tile=512, **EYE)
         record: dict[str, Any] = {"cores": os.cpu_count(), "load_average": os.getloadavg()[0]}
         record["tower"] = tower(folder, oracle, given.rounds)
         print(json.dumps(record["tower"], indent=1), flush=True)

@@ -92,8 +92,9 @@ class Clock:
             self.requests.append(time.perf_counter() - begin)
 
 
-def stream(url: str, model: str, clock: Clock, gaps: list[float]) -> None:
-    """Stream one answer after the other; note the gaps after each answer's first piece."""
+def stream(url: str, model: str, clock: Clock, gaps: list[float], **more: Any) -> None:
+    """Stream one answer after the other; note the gaps after each answer's first piece. `more`
+    fields: `logprobs`, of every token, for models that write parts of letters."""
     body = {
         "model": model,
         "messages": QUESTION,
@@ -101,13 +102,15 @@ def stream(url: str, model: str, clock: Clock, gaps: list[float]) -> None:
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
+        **more,
     }
+    mark = '"logprob"' if more else '"content":'
     with httpx.Client(timeout=300) as client:
         for _ in clock.turns():
             with client.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
                 latest = 0.0
                 for line in reply.iter_lines():
-                    if '"content":' not in line:
+                    if mark not in line:
                         continue
                     now = time.perf_counter()
                     if latest:

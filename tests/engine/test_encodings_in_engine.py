@@ -188,6 +188,6 @@ def test_the_plan_shows_the_part_and_its_memory(folder: Path) -> None:
     decisions, memory = explain(options, files, hardware())
     part = next(one for one in decisions if one.name == "parts")
     assert part.value == "encoder, text"
-    assert "3 slices" in part.reason
+    assert "5 slices" in part.reason
     assert dict(memory.parts())["encodings"] == memory.encoding_bytes > 16 * 750 * 96 * 4
     memory.verify()

@@ -19,7 +19,7 @@ from headrace.base.request import Request
 from headrace.base.spec import InputSpan
 from headrace.engine import messages
 from headrace.sched import Limits
-from headrace.sched.price import ALL_TOKENS, FEWEST, MixedPrices, room_of
+from headrace.sched.price import ALL_TOKENS, FEWEST, MixedPrices
 from headrace.sched.scheduler import LOOK_AHEAD
 
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "100"))
@@ -472,10 +472,12 @@ def test_a_step_has_the_slices_and_the_prompt_that_its_seconds_hold() -> None:
     assert known.tokens(0) == ALL_TOKENS, "nobody waits for the next token"
     assert known.tokens(5) == 20
     assert known.tokens(500) == FEWEST
-    assert known.slices_that_fit(1000, 32, tokens=10, room=room_of(10)) == 4
-    assert known.slices_that_fit(1000, 32, tokens=0, room=room_of(0)) == 25
-    assert known.slices_that_fit(1000, 3, tokens=0, room=room_of(0)) == 3
-    assert known.slices_that_fit(100_000, 32, tokens=400, room=room_of(10)) == 1
+    assert known.slices_that_fit(1000, 32, tokens=10, room=known.room(10)) == 1, "20 ms"
+    assert known.slices_that_fit(1000, 32, tokens=20, room=known.room(20)) == 2
+    assert known.slices_that_fit(1000, 32, tokens=40, room=known.room(40)) == 1, "50 ms at most"
+    assert known.slices_that_fit(1000, 32, tokens=0, room=known.room(0)) == 25
+    assert known.slices_that_fit(1000, 3, tokens=0, room=known.room(0)) == 3
+    assert known.slices_that_fit(100_000, 32, tokens=400, room=known.room(10)) == 1
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -494,7 +496,7 @@ def test_prices_follow_the_steps() -> None:
     known = prices(1e-3, 1e-5)
     for _ in range(20):
         known.observe(10, 0.02, 4000, 0.16)
-    assert known.slices_that_fit(1000, 32, tokens=0, room=room_of(0)) == pytest.approx(6, abs=1)
+    assert known.slices_that_fit(1000, 32, tokens=0, room=known.room(0)) == pytest.approx(6, abs=1)
     assert known.tokens(1) < 20
 
 

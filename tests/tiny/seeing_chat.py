@@ -38,10 +38,14 @@ CLASSES = {
 
 
 def make(
-    folder: Path, kind: str = "smolvlm", text: dict[str, Any] | None = None, **changes: Any
+    folder: Path,
+    kind: str = "smolvlm",
+    text: dict[str, Any] | None = None,
+    tile: int = TILE,
+    **changes: Any,
 ) -> Any:
     """The model of transformers, kept in `folder`. `text`: changes of the language model's config;
-    `changes`: of the encoder's. A tile's side other than `TILE` is the only one of a picture."""
+    `changes`: of the encoder's. A tile of another side than `TILE` is the only one of a picture."""
     torch.manual_seed(38)
     vision = {
         "hidden_size": 64,
@@ -65,7 +69,6 @@ def make(
         "pad_token_id": 0,
         **(text or {}),
     }
-    tile = vision["image_size"]
     configured, model = CLASSES[kind]
     config = configured(
         vision_config=vision,

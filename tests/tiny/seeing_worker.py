@@ -101,8 +101,8 @@ def prompt_of(
     return Prompt(ids, tuple(spans), held)
 
 
-def encode(worker: Worker, prompt: Prompt, cuts: tuple[int, ...] = (3,)) -> list[Any]:
-    """Rows of all tiles, each in parts of so many slices."""
+def encode(worker: Worker, prompt: Prompt, cuts: tuple[int, ...] = ()) -> list[Any]:
+    """Rows of all tiles. `cuts`: slices of each run but the last."""
     encoder = worker.encoder
     assert encoder is not None
     starts = [
@@ -113,7 +113,7 @@ def encode(worker: Worker, prompt: Prompt, cuts: tuple[int, ...] = (3,)) -> list
     encoder.take(StepPlan(0, [], [], [], [], encodings=starts))
     for start in starts:
         first = 0
-        for count in cuts:
+        for count in (*cuts, len(encoder._bounds) - 1 - sum(cuts)):
             encoder.run(start.slot, first, count)
             first += count
     return [np.asarray(encoder._items[start.slot].rows) for start in starts]

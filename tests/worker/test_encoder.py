@@ -32,6 +32,8 @@ from headrace.speech.prompts import PreparedSound, SoundPrompts
 from headrace.worker import Worker, WorkerOptions
 from tiny.hearing_chat import MELS, PLACE, make
 
+SLICES = 5
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -107,16 +109,16 @@ def encoded(
     worker: Worker,
     prompts: SoundPrompts,
     samples: np.ndarray[Any, Any],
-    cuts: tuple[int, ...] = (3,),
+    cuts: tuple[int, ...] = (),
 ) -> np.ndarray[Any, Any]:
-    """Rows of a sound, computed in parts of so many slices."""
+    """Rows of a sound. `cuts`: slices of each run but the last."""
     prepared = prompts.prepare(samples)
     payload = prompts.payloads.hold("", prepared.features)
     encoder = worker.encoder
     assert encoder is not None
     encoder.take(StepPlan(0, [], [], [], [], encodings=[start_of(prepared, payload)]))
     first = 0
-    for count in cuts:
+    for count in (*cuts, SLICES - sum(cuts)):
         encoder.run(0, first, count)
         first += count
     rows = encoder._items[0].rows
@@ -175,7 +177,7 @@ def test_slices_give_the_same_bits_however_they_are_cut(
         start_of(one, payload, at) for at, (one, payload) in enumerate(zip(made, held, strict=True))
     ]
     encoder.take(StepPlan(0, [], [], [], [], encodings=starts))
-    for at in range(3):
+    for at in range(SLICES):
         encoder.run(0, at, 1)
         encoder.run(1, at, 1)
     assert np.array_equal(encoder._items[0].rows, first)
@@ -183,14 +185,14 @@ def test_slices_give_the_same_bits_however_they_are_cut(
     assert not encoder._items
 
 
-def test_a_slice_is_a_layer(files: ModelFiles) -> None:
+def test_a_slice_is_half_a_layer(files: ModelFiles) -> None:
     found = open_sounds(files)
     assert found is not None
     graph = describe_sounds(found)
     cuts = slices(graph)
-    assert len(cuts) - 1 == 1 + found.arch.layers
+    assert len(cuts) - 1 == 1 + 2 * found.arch.layers == SLICES
     parts = [graph.nodes[first:last] for first, last in pairwise(cuts)]
-    assert [sum(node.kind == "attend" for node in part) for part in parts] == [0, 1, 1]
+    assert [sum(node.kind == "attend" for node in part) for part in parts] == [0, 1, 0, 1, 0]
 
 
 SPEC = RequestSpec(SamplingParams(temperature=0.0, max_tokens=4), 0)
@@ -204,7 +206,7 @@ def plan_of(
     span = InputSpan(2, prepared.rows, "sound", prepared.digest, payload.source, prepared.positions)
     spec = RequestSpec(SPEC.sampling, 0, inputs=(span,))
     name = EncodingName(tenant, prepared.digest)
-    plan = StepPlan(0, [0, 0], [0, 0], [len(tokens), 3], [True, True], parts=(0, 1))
+    plan = StepPlan(0, [0, 0], [0, 0], [len(tokens), SLICES], [True, True], parts=(0, 1))
     if starts:
         plan.encodings.append(EncodingStart(0, name, payload.source, prepared.positions))
     plan.admitted.append(Admission(0, 0, tokens, len(tokens), 0, spec, tenant))

@@ -121,8 +121,7 @@ def test_other_configs_give_the_rows_of_transformers(
     one, pictures = worker_of(model.files), drawn(3)
     prompt = prompt_of(model.prompts, pictures)
     assert one.encoder is not None
-    layers = changes.get("num_hidden_layers", 2)
-    rows = np.concatenate(encode(one, prompt, (layers + 1,)))
+    rows = np.concatenate(encode(one, prompt))
     with torch.no_grad():
         given = pixels(pictures, split=True)
         seen = model.oracle.model.get_image_features(given, return_dict=True).pooler_output
@@ -140,7 +139,7 @@ def test_chunks_slices_and_others_change_no_bit(model: Seeing, worker: Worker) -
     assert worker.encoder is not None
     worker.encoder.forget()
     encode(worker, other)
-    again = encode(worker, prompt, (1, 1, 1))
+    again = encode(worker, prompt, (1, 1, 1, 1))
     assert all(np.array_equal(one, two) for one, two in zip(rows, again, strict=True))
 
 
@@ -151,11 +150,11 @@ def test_the_reference_gives_the_same_rows(model: Seeing, worker: Worker) -> Non
     assert np.abs(rows - ref).max() < 1e-5 * np.abs(ref).max()
 
 
-def test_a_slice_is_a_layer_and_a_tile_an_input(model: Seeing) -> None:
+def test_a_slice_is_half_a_layer_and_a_tile_an_input(model: Seeing) -> None:
     picture = open_pictures(model.files)
     assert picture is not None
     graph = describe_pictures(picture)
-    assert len(slices(graph)) - 1 == 1 + picture.arch.layers
+    assert len(slices(graph)) - 1 == 1 + 2 * picture.arch.layers
     assert picture.arch.max_context == picture.side**2 == len(picture.order())
     assert sorted(picture.order()) == [divmod(at, picture.side) for at in range(picture.side**2)]
     assert picture.rows == picture.side**2 // picture.factor**2

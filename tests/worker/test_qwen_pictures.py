@@ -37,7 +37,6 @@ class Seeing(NamedTuple):
     files: ModelFiles
     prompts: PicturePrompts
     worker: Worker
-    slices: int
 
 
 def seeing(folder: Path, kind: str, kv_dtype: str = "float32", **changes: Any) -> Seeing:
@@ -46,8 +45,7 @@ def seeing(folder: Path, kind: str, kv_dtype: str = "float32", **changes: Any) -
     tokenizer = load_tokenizer(files.tokenizer, files.arch.vocab_size)
     prompts = open_picture_prompts(files, tokenizer)
     assert prompts is not None
-    slices = 1 + changes.get("depth", LAYERS[kind])
-    return Seeing(oracle, files, prompts, worker_of(files, kv_dtype=kv_dtype), slices)
+    return Seeing(oracle, files, prompts, worker_of(files, kv_dtype=kv_dtype))
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -110,7 +108,7 @@ def test_rows_logits_and_tokens_are_those_of_transformers(model: Seeing, count: 
     pictures = drawn(count, SIZES)
     prompt = prompt_of(model.prompts, pictures)
     inputs = given(prompt, pictures)
-    rows = np.concatenate(encode(model.worker, prompt, (model.slices,)))
+    rows = np.concatenate(encode(model.worker, prompt))
     wanted = features(model.oracle, inputs)
     assert rows.shape == wanted.shape
     assert np.abs(rows - wanted).max() < 1e-4 * np.abs(wanted).max()
@@ -134,23 +132,23 @@ def test_rows_logits_and_tokens_are_those_of_transformers(model: Seeing, count: 
 def test_chunks_slices_and_others_change_no_bit(model: Seeing) -> None:
     pictures = drawn(3, SIZES)
     prompt = prompt_of(model.prompts, pictures)
-    rows = encode(model.worker, prompt, (model.slices,))
+    rows = encode(model.worker, prompt)
     whole = answer(model.worker, prompt, len(prompt.ids))
     for chunk in (1, 7, 64):
         assert answer(model.worker, prompt, chunk) == whole
     other = prompt_of(model.prompts, drawn(4, SIZES)[3:])
     assert model.worker.encoder is not None
     model.worker.encoder.forget()
-    encode(model.worker, other, (model.slices,))
-    again = encode(model.worker, prompt, (1,) * model.slices)
+    encode(model.worker, other)
+    again = encode(model.worker, prompt, (1,) * 4)
     assert all(np.array_equal(one, two) for one, two in zip(rows, again, strict=True))
 
 
 def test_the_reference_gives_the_same_rows(model: Seeing) -> None:
     prompt = prompt_of(model.prompts, drawn(3, SIZES))
-    rows = np.concatenate(encode(model.worker, prompt, (model.slices,)))
+    rows = np.concatenate(encode(model.worker, prompt))
     other = worker_of(model.files, "ref")
-    ref = np.concatenate(encode(other, prompt, (model.slices,)))
+    ref = np.concatenate(encode(other, prompt))
     assert np.abs(rows - ref).max() < 1e-5 * np.abs(ref).max()
     tokens, told = answer(model.worker, prompt, 64)
     same, also = answer(other, prompt, 64)
@@ -182,7 +180,7 @@ def test_other_configs_give_the_answers_of_transformers(
     model, pictures = seeing(tmp_path, kind, **changes), drawn(3, SIZES)
     prompt = prompt_of(model.prompts, pictures)
     inputs = given(prompt, pictures)
-    rows = np.concatenate(encode(model.worker, prompt, (model.slices,)))
+    rows = np.concatenate(encode(model.worker, prompt))
     wanted = features(model.oracle, inputs)
     # Frames are added before the product: of bf16 weights that is a sum in fp32.
     assert np.abs(rows - wanted).max() < 1e-4 * np.abs(wanted).max()
@@ -225,7 +223,7 @@ def test_spans_without_a_grid_count_as_text() -> None:
 def test_keys_in_codes_do_without_turned_biases(tmp_path: Path) -> None:
     model, pictures = seeing(tmp_path, "qwen2_5_vl", kv_dtype="int8"), drawn(3, SIZES)
     prompt = prompt_of(model.prompts, pictures)
-    encode(model.worker, prompt, (model.slices,))
+    encode(model.worker, prompt)
     with torch.no_grad():
         logits = model.oracle(**given(prompt, pictures)).logits[0, -1]
     tokens, told = answer(model.worker, prompt, 13)
@@ -308,7 +306,7 @@ def test_experts_are_read_in_both_layouts(tmp_path: Path) -> None:
     """The hub has stacks [experts, in, out]; transformers writes [experts, out, in]."""
     model = seeing(tmp_path, "qwen3_vl_moe")
     prompt = prompt_of(model.prompts, drawn(1, SIZES))
-    encode(model.worker, prompt, (model.slices,))
+    encode(model.worker, prompt)
     wanted = answer(model.worker, prompt, 64)
     path = tmp_path / "model.safetensors"
     tensors = safetensors.torch.load_file(path)
@@ -319,7 +317,7 @@ def test_experts_are_read_in_both_layouts(tmp_path: Path) -> None:
     assert any(one.shape != turned[name].shape for name, one in tensors.items())
     safetensors.torch.save_file(turned, path, {"format": "pt"})
     other = worker_of(open_model(str(tmp_path)))
-    encode(other, prompt, (model.slices,))
+    encode(other, prompt)
     assert answer(other, prompt, 64) == wanted
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from .graph import Graph
 
+_FED = "activate", "gated"
+
 
 def slices(graph: Graph) -> tuple[int, ...]:
     """Return the first node of each slice, then the number of nodes.
 
-    There is one slice for each layer, one for the nodes before the first, and one for each K and V
-    of another part's layer. A run stops only where later nodes read one value alone, so that little
-    is kept beside finished outputs.
+    There are two slices for each layer, its attention and its feed-forward, one for the nodes before
+    the first, and one for each K and V of another part's layer. A run stops only where later nodes
+    read one value alone, so that little is kept beside finished outputs.
     """
     nodes = graph.nodes
     last = {value: max(graph.readers(value), default=-1) for node in nodes for value in node.out}
@@ -22,5 +24,7 @@ def slices(graph: Graph) -> tuple[int, ...]:
         if len(kept) == 1:
             narrow.append(index + 1)
     own = [index for index, node in enumerate(nodes) if node.kind in ("attend", "write")]
+    # Convolutions before the first layer have activations of their own.
+    own += [at for at, node in enumerate(nodes) if node.kind in _FED and at > own[0]]
     firsts = {max(at for at in narrow if at <= index) for index in own}
     return (*sorted(firsts | {0}), len(nodes))

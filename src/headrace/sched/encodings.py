@@ -31,7 +31,7 @@ from headrace.base.spec import InputSpan
 from headrace.base.step import StepPlan, StepResult
 
 from .limits import StepRoom
-from .price import STEP_SECONDS, WHOLE_SECONDS, MixedPrices, room_of
+from .price import STEP_SECONDS, WHOLE_SECONDS, MixedPrices
 from .work import ALL, State, Work
 
 Items = dict[EncodingName, tuple[int, InputSpan]]
@@ -251,9 +251,9 @@ class Encodings:
             given = found.slot, found.name, found.source, found.units, found.columns, found.aligns
             plan.encodings.append(EncodingStart(*given))
         first, left = found.planned, self.shape.slices - found.planned
-        room = WHOLE_SECONDS if self.shape.whole else room_of(len(decodes))
+        room = WHOLE_SECONDS if self.shape.whole else self.prices.room(len(decodes))
         if bounds.shared is not None:
-            room = STEP_SECONDS / 2
+            room = min(room, STEP_SECONDS / 2)
         count = self.prices.slices_that_fit(found.units, left, plan.tokens, room)
         found.planned += count
         found.in_flight += 1

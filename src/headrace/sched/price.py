@@ -293,16 +293,13 @@ def tokens_that_fit(prices: StepPrices, decodes: int, seconds: float) -> int:
 
 
 STEP_SECONDS, ALONE_SECONDS, WHOLE_SECONDS = 0.05, 0.25, 0.1
-"""Seconds of a step that computes slices of another part: while text is decoded, whose readers wait
-for the step; without any, when only new requests wait; and where nobody waits for single tokens:
-fewer, larger steps decode more at once."""
+"""Most seconds of a step that computes slices of another part: while text is decoded, whose readers
+wait for the step; without any, when only new requests wait; and where nobody waits for single
+tokens: fewer, larger steps decode more at once."""
+LONGER = 2.0
+"""Most seconds of such a step next to decodes, as a multiple of theirs."""
 FEWEST = 16
 """Tokens of prompts that such a step may compute however long they take."""
-
-
-def room_of(decodes: int) -> float:
-    """Return the seconds of a step with slices and so many decodes, which are read one by one."""
-    return STEP_SECONDS if decodes else ALONE_SECONDS
 
 
 class MixedPrices:
@@ -312,6 +309,13 @@ class MixedPrices:
         """`text`: tokens of a step → seconds; `slices`: units of an input times slices → seconds.
         Both are a first guess, which steps correct."""
         self._text, self._slices = StepPrices(text), StepPrices(slices)
+
+    def room(self, decodes: int) -> float:
+        """Return the seconds of a step with slices and so many decodes, which are read one by one.
+        A slice longer than that has a step all the same."""
+        if not decodes:
+            return ALONE_SECONDS
+        return min(STEP_SECONDS, LONGER * self._text.seconds(decodes))
 
     def tokens(self, decodes: int) -> int:
         """Return the most tokens of prompts that fit into half of a step next to `decodes`."""
