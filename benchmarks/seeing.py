@@ -28,6 +28,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,7 @@ def tower(folder: Path, oracle: Any, rounds: int) -> dict[str, Any]:
 
     runs = {"transformers": reference}
     for name, worker in workers.items():
-        cuts = (len(worker.encoder._bounds) - 1,)
-        runs[name] = lambda worker=worker, cuts=cuts: encode(worker, prompt, cuts)
+        runs[name] = partial(encode, worker, prompt)
     rows = {name: np.asarray(run()[0]) for name, run in runs.items()}
     right = rows.pop("transformers")
     seconds: dict[str, list[float]] = {name: [] for name in runs}

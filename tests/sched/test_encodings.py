@@ -167,6 +167,17 @@ def test_text_before_an_input_is_computed_while_it_is_encoded() -> None:
     assert own == [2, 1, 1], "text decodes in every step"
 
 
+def test_a_prompt_about_an_input_is_computed_in_steps_that_streams_wait_for() -> None:
+    """At a millisecond a token: fifty of them, the decode's among them."""
+    d = encoding_driver(EncoderShape(3, 1, 4 * 600), step_tokens=512)
+    d.add(request_of("text", [3] * 4, max_tokens=40))
+    d.step()
+    d.add(with_inputs(request_of("sound", [1] * 60, max_tokens=1), (2, 55, b"sound")))
+    d.run()
+    d.check_answers()
+    assert max(plan.tokens for plan in d.plans if not plan.parts and plan.texts > 1) in (49, 50)
+
+
 def test_a_prompt_that_is_in_the_index_wants_no_encoding() -> None:
     d = encoding_driver(EncoderShape(3, 1, 4 * 20))
     prompt = list(range(1, 31))
@@ -469,9 +480,9 @@ def prices(token: float, unit: float) -> MixedPrices:
 
 def test_a_step_has_the_slices_and_the_prompt_that_its_seconds_hold() -> None:
     known = prices(1e-3, 1e-5)
-    assert known.tokens(0) == ALL_TOKENS, "nobody waits for the next token"
-    assert known.tokens(5) == 20
-    assert known.tokens(500) == FEWEST
+    assert known.tokens(0, 0.025) == ALL_TOKENS, "nobody waits for the next token"
+    assert known.tokens(5, 0.025) == 20
+    assert known.tokens(500, 0.025) == FEWEST
     assert known.slices_that_fit(1000, 32, tokens=10, room=known.room(10)) == 1, "20 ms"
     assert known.slices_that_fit(1000, 32, tokens=20, room=known.room(20)) == 2
     assert known.slices_that_fit(1000, 32, tokens=40, room=known.room(40)) == 1, "50 ms at most"
@@ -497,7 +508,7 @@ def test_prices_follow_the_steps() -> None:
     for _ in range(20):
         known.observe(10, 0.02, 4000, 0.16)
     assert known.slices_that_fit(1000, 32, tokens=0, room=known.room(0)) == pytest.approx(6, abs=1)
-    assert known.tokens(1) < 20
+    assert known.tokens(1, 0.025) < 20
 
 
 def test_plans_without_inputs_are_those_of_a_model_without_an_encoder() -> None:

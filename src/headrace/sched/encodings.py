@@ -14,7 +14,7 @@ others need its room.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
@@ -231,9 +231,14 @@ class Encodings:
 
     # Steps
 
+    def paced(self, prompts: Iterable[Work]) -> bool:
+        """Return whether a step is bounded by its time: it has slices, or some of the prompts that
+        are computed read encodings, whose rows are many."""
+        return self.busy or any(work.request.spec.inputs for work in prompts)
+
     def tokens(self, decodes: int) -> int:
-        """Return the most tokens of prompts in a step that has slices, too."""
-        return self.prices.tokens(decodes)
+        """Return the most tokens of prompts in such a step next to `decodes`."""
+        return self.prices.tokens(decodes, STEP_SECONDS / 2 if self.busy else STEP_SECONDS)
 
     def plan(self, plan: StepPlan, decodes: Sequence[Work], bounds: StepRoom) -> SliceEntry | None:
         """Add as many slices to a plan as its seconds allow, at least one; few if `bounds` say that

@@ -317,11 +317,9 @@ class MixedPrices:
             return ALONE_SECONDS
         return min(STEP_SECONDS, LONGER * self._text.seconds(decodes))
 
-    def tokens(self, decodes: int) -> int:
-        """Return the most tokens of prompts that fit into half of a step next to `decodes`."""
-        if not decodes:
-            return ALL_TOKENS
-        return tokens_that_fit(self._text, decodes, STEP_SECONDS / 2)
+    def tokens(self, decodes: int, seconds: float) -> int:
+        """Return the most tokens of prompts that fit into so many seconds next to `decodes`."""
+        return tokens_that_fit(self._text, decodes, seconds) if decodes else ALL_TOKENS
 
     def slices_that_fit(self, units: int, left: int, tokens: int, room: float) -> int:
         """Return the number of slices, at least 1 and at most `left`, of an input of `units` that

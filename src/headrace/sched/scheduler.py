@@ -213,7 +213,7 @@ class Scheduler:
             self._roster.give_way()
         room = self._chunks.room(self._roster.uncomputed(LOOK_AHEAD))
         encodings = self._encodings
-        if encodings is not None and encodings.busy:
+        if encodings is not None and encodings.paced(self._roster.prefilling.values()):
             room = min(room, encodings.tokens(len(self._roster.decoding)))
         chunks = self._find_room(plan.blocks, room)
         entries = self._place_decodes(plan)
