@@ -44,7 +44,7 @@ class Compiled:
     machine: bytes | Code
     """The cubin, or what was read in it."""
     seconds: float
-    """Of the processor, to compile it or to find it in Triton's cache."""
+    """Processor time to compile it, or to find it in Triton's cache."""
     exponents: list[dict[str, int]] = field(default_factory=list)
     """See `gpu_ptx.exponent_sources`."""
     bounds: list[str] = field(default_factory=list)
