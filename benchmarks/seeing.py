@@ -99,18 +99,11 @@ def tower(folder: Path, oracle: Any, rounds: int) -> dict[str, Any]:
             begin = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - begin)
-    ratios = {name: quotient(seconds["transformers"], seconds[name]) for name in rows}
     errors = {name: np.abs(one - right).max() / np.abs(right).max() for name, one in rows.items()}
     return {
         "seconds": {name: round(statistics.median(one), 4) for name, one in seconds.items()},
-        "transformers_over": ratios,
         "relative_error": {name: float(f"{one:.2g}") for name, one in errors.items()},
     }
-
-
-def quotient(one: list[float], other: list[float]) -> float:
-    """Return the median ratio of seconds that were taken in turns."""
-    return round(statistics.median(a / b for a, b in zip(one, other, strict=True)), 3)
 
 
 def shown(seed: int, *, picture: bool = True) -> list[dict[str, Any]]:
@@ -159,8 +152,8 @@ def turns(url: str, rounds: int) -> dict[str, Any]:
                 told += [{"role": "user", "content": again}]
                 into.append(asked(client, url, told))
                 more += computed(client, url) - before
-    found = {"picture": statistics.median(seen), "text": statistics.median(read)}
-    return found | {"ratio": quotient(seen, read), "encodings": more}
+    medians = {"picture": statistics.median(seen), "text": statistics.median(read)}
+    return medians | {"encodings": more}
 
 
 def gaps(url: str, seconds: float) -> dict[str, Any]:
