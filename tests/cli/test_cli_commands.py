@@ -72,6 +72,17 @@ def test_help_is_one_screen_and_help_all_the_rest(run: Any, name: str) -> None:
     assert "lists them" not in whole
 
 
+@pytest.mark.parametrize("name", ["bench run", "plan", "roofline"])
+def test_help_cuts_no_word_at_eighty_columns(run: Any, name: str) -> None:
+    text = run(*name.split(), "--help", COLUMNS="80").stdout
+    cut = [line for line in text.splitlines() if re.search(r"[^ :]…", line)]
+    assert not cut
+    assert "--install-completion" not in text
+    if name == "bench run":
+        for panel in ("Server", "Prompts and answers", "Load", "Judgement"):
+            assert f"─ {panel} ─" in text
+
+
 def test_models_fit_into_eighty_columns(run: Any) -> None:
     lines = run("models", COLUMNS="80").stdout.splitlines()
     assert max(map(len, lines)) <= 80
