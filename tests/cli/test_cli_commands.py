@@ -60,6 +60,31 @@ def test_every_command_has_help_and_every_option_is_a_flag(run: Any) -> None:
                 assert f"--{spec.name.replace('_', '-')}" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("pull", "qwen3-0.6b"), "no command 'pull'; here that is headrace models pull;"),
+        (("run", "qwen3-0.6b"), "here that is headrace chat;"),
+        (("plann",), "no command 'plann'; did you mean plan?"),
+        (("plan", "llama-70b", "--devices", "8xH100"), "did you mean llama-3.1-70b?"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_word_of_another_engine_is_answered_with_ours(
+    run: Any, words: tuple[str, ...], said: str
+) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    assert said in one_line(done.stderr)
+
+
+def test_others_commands_are_answered_with_commands_of_ours() -> None:
+    from headrace.cli.main import COMMANDS, ELSEWHERE
+
+    assert not ELSEWHERE.keys() & COMMANDS.keys()
+    assert {ours.split()[0] for ours in ELSEWHERE.values()} <= {*COMMANDS, "--help"}
+
+
 @pytest.mark.parametrize("name", ["serve", "chat", "generate", "explain"])
 def test_help_is_one_screen_and_help_all_the_rest(run: Any, name: str) -> None:
     brief = run(name, "--help", COLUMNS="80").stdout
