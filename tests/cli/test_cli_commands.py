@@ -183,6 +183,8 @@ def test_explain_tells_memory_and_reasons(run: Any, model: Path) -> None:
     assert decided["tokenizer"]["value"] in done.stdout
     assert decided["tokenizer"]["reason"]
     assert "until steps show more" in decided["drafts that pay"]["reason"]
+    assert decided["disk"]["value"].endswith(" MB")
+    assert "repacked" in decided["disk"]["reason"]
 
 
 def test_a_name_is_no_style(run: Any, model: Path, tmp_path: Path) -> None:
