@@ -232,8 +232,8 @@ def _single(options: RunOptions) -> bool:
 def flood(make: Make, options: RunOptions) -> Capacity:
     """Return the most that the engines do: more users than they hold, each always with a request.
 
-    The users start at random points of their answers. The window begins when half as many answers
-    as they hold have ended.
+    The users start at random points of their answers. The window begins when as many answers as
+    they hold have ended.
     """
     loaded = replace(options, arrivals=None, slo=None, requests=SAMPLE)
     quick = AnyIds()
@@ -247,11 +247,10 @@ def flood(make: Make, options: RunOptions) -> Capacity:
     loaded = replace(loaded, concurrency=users, requests=3 * users)
     simulation = Simulation(cluster, loaded, started=users, endless=True, material=quick)
     marks: list[tuple[float, int]] = []
-    first = -(-held // 2)
-    last = first + min(2 * held, max(held // 2, FLOODED))
+    last = held + min(2 * held, max(held // 2, FLOODED))
 
     def enough() -> bool:
-        if len(simulation.records) in (first, last):
+        if len(simulation.records) in (held, last):
             marks.append((cluster.clock.now, cluster.tokens))
         return len(marks) > 1
 
