@@ -306,11 +306,12 @@ class _Watcher:
                 self._begin = simulation.cluster.clock.now
                 self._wanted = max(self._least, math.ceil(self._stays * self._highest))
             return False
-        working = self.tokens is not None
-        if ended % LOOK or (ended < self._wanted and not working):
+        if ended % LOOK:
             return False
-        since = simulation.waiting_since(self.tokens)
-        if working and simulation.came(self._begin, since) < self._wanted:
+        came = ended
+        if self.tokens is not None:
+            came = simulation.came(self._begin, simulation.waiting_since(self.tokens))
+        if came < self._wanted:
             return False
         window = self.window()
         if len(window.records) < self._wanted:
