@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base import process
-from headrace.base.process import Others
+from headrace.base.process import Others, busy_words
 
 
 class Machine:
@@ -57,3 +57,9 @@ def test_what_cannot_be_seen_is_not_guessed(machine: Machine) -> None:
     assert others.share() is None
     machine.at(2.0, busy=3.0, own=2.0)
     assert others.share() == pytest.approx(0.5)
+
+
+def test_figures_of_a_shared_machine_say_so() -> None:
+    assert busy_words(None) is None
+    assert busy_words(0.02) is None
+    assert "used 35% of the processors" in (busy_words(0.35) or "")

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from headrace.base.errors import HeadraceError
 from headrace.base.layout import Layout
 from headrace.bench.material import AnyIds
+from headrace.bench.metrics import request_values
 from headrace.bench.options import RunOptions
 from headrace.bench.report import verdict
 from headrace.bench.steady_run import Capacity, document, flood, interval, steady_run
@@ -124,6 +125,33 @@ def test_the_ramp_is_not_in_the_figures() -> None:
         (low + high) / 2, rel=0.08
     )
     assert len(short.window.records) < 200
+
+
+def test_a_window_without_whole_answers_says_the_same_with_fewer_tokens() -> None:
+    """The longest answer takes twice the mean time: a window of whole answers waits for it."""
+
+    def wide(warm: bool) -> Cluster:
+        return Cluster(replace(SPEC, rows=160), 1, warm=warm)
+
+    options = replace(SHORT, output="lognormal:60:0.4@2-130", requests=100, slo="ttft:p99<9s")
+    capacity = flood(wide, options)
+    options = replace(options, arrivals=f"poisson:{0.8 * capacity.rate}")
+    whole, half = (
+        steady_run(wide, options, most=100, stays=0.5, capacity=capacity, whole=one)
+        for one in (True, False)
+    )
+    assert len(half.window.records) >= 100
+    for metric, apart in {"ttft": 0.15, "tpot": 0.05, "itl": 0.1}.items():
+        values = [
+            interval([request_values(metric, one) for one in found.window.records], 99)[1]
+            for found in (whole, half)
+        ]
+        assert values[1] == pytest.approx(values[0], rel=apart)
+    unfinished = [one for one in half.window.records if one.tokens < one.asked_tokens]
+    assert unfinished
+    assert min(one.tokens for one in unfinished) >= 30
+    assert half.simulation.cluster.tokens < 0.9 * whole.simulation.cluster.tokens
+    assert whole.verdict == half.verdict == "steady"
 
 
 def test_the_interval_of_a_percentile_holds_it() -> None:

@@ -60,6 +60,31 @@ def test_every_command_has_help_and_every_option_is_a_flag(run: Any) -> None:
                 assert f"--{spec.name.replace('_', '-')}" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("pull", "qwen3-0.6b"), "no command 'pull'; here that is headrace models pull;"),
+        (("run", "qwen3-0.6b"), "here that is headrace chat;"),
+        (("plann",), "no command 'plann'; did you mean plan?"),
+        (("plan", "llama-70b", "--devices", "8xH100"), "did you mean llama-3.1-70b?"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_word_of_another_engine_is_answered_with_ours(
+    run: Any, words: tuple[str, ...], said: str
+) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    assert said in one_line(done.stderr)
+
+
+def test_others_commands_are_answered_with_commands_of_ours() -> None:
+    from headrace.cli.main import COMMANDS, ELSEWHERE
+
+    assert not ELSEWHERE.keys() & COMMANDS.keys()
+    assert {ours.split()[0] for ours in ELSEWHERE.values()} <= {*COMMANDS, "--help"}
+
+
 @pytest.mark.parametrize("name", ["serve", "chat", "generate", "explain"])
 def test_help_is_one_screen_and_help_all_the_rest(run: Any, name: str) -> None:
     brief = run(name, "--help", COLUMNS="80").stdout
@@ -70,6 +95,17 @@ def test_help_is_one_screen_and_help_all_the_rest(run: Any, name: str) -> None:
     whole = run(name, "--help-all", COLUMNS="80").stdout
     assert "--block-size" in whole
     assert "lists them" not in whole
+
+
+@pytest.mark.parametrize("name", ["bench run", "plan", "roofline"])
+def test_help_cuts_no_word_at_eighty_columns(run: Any, name: str) -> None:
+    text = run(*name.split(), "--help", COLUMNS="80").stdout
+    cut = [line for line in text.splitlines() if re.search(r"[^ :]…", line)]
+    assert not cut
+    assert "--install-completion" not in text
+    if name == "bench run":
+        for panel in ("Server", "Prompts and answers", "Load", "Judgement"):
+            assert f"─ {panel} ─" in text
 
 
 def test_models_fit_into_eighty_columns(run: Any) -> None:
@@ -147,6 +183,8 @@ def test_explain_tells_memory_and_reasons(run: Any, model: Path) -> None:
     assert decided["tokenizer"]["value"] in done.stdout
     assert decided["tokenizer"]["reason"]
     assert "until steps show more" in decided["drafts that pay"]["reason"]
+    assert decided["disk"]["value"].endswith(" MB")
+    assert "repacked" in decided["disk"]["reason"]
 
 
 def test_a_name_is_no_style(run: Any, model: Path, tmp_path: Path) -> None:

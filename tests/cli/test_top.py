@@ -143,6 +143,23 @@ def test_the_screen_says_that_others_use_the_machine() -> None:
     assert "others have" not in _drawn(Reading("statistics", roofline=0.9, others=0.02))
 
 
+@pytest.mark.parametrize(
+    ("reading", "said"),
+    [
+        (Reading("statistics", running=0, waiting=0), "nothing runs"),
+        (Reading("statistics", running=4, waiting=2, kv_usage=0.95), "KV memory: --kv-memory"),
+        (Reading("statistics", running=4, waiting=2, kv_usage=0.3), "a place: --max-sequences"),
+        (Reading("statistics", running=4, others=0.5), "other programs use 50 %"),
+        (Reading("statistics", running=4, roofline=0.8), "near the hardware's limit"),
+        (Reading("statistics", running=4, roofline=0.1), "headrace profile"),
+        (Reading("metrics", running=4), "no limit is seen"),
+    ],
+    ids=["idle", "memory", "rows", "others", "near", "far", "unknown"],
+)
+def test_a_reading_says_what_would_help(reading: Reading, said: str) -> None:
+    assert said in top_view.advice(reading)
+
+
 async def test_a_key_that_is_missing_is_said() -> None:
     async with _client(lambda request: httpx.Response(401)) as client:
         with pytest.raises(Unauthorised, match="--key"):

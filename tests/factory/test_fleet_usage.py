@@ -127,4 +127,7 @@ def test_the_command(lake: Lake) -> None:
     }
     shown = CliRunner().invoke(command, arguments).output
     assert "prompt tokens" in shown
-    assert CliRunner().invoke(command, ["usage", "--into", str(lake.root / "x")]).exit_code == 0
+    for more in ([], ["--failed"]):
+        done = CliRunner().invoke(command, ["usage", "--into", str(lake.root / "x"), *more])
+        assert done.exit_code == 0
+        assert done.output.startswith("no such requests; headrace factory ingest")

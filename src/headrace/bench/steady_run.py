@@ -153,12 +153,14 @@ def steady_run(
     most: int = MOST,
     stays: float = STAYS,
     capacity: Capacity | None = None,
+    whole: bool = True,
     watch: Callable[[str], None] = lambda _text: None,
 ) -> Steady:
     """Simulate a load until its window decides; `options.requests` is the least of a window.
 
     `capacity` is that of the cluster, if it is known. A trace and arrivals whose rate changes are
-    run as they are, and their middle is the window.
+    run as they are, and their middle is the window. Without `whole` an answer counts once it has
+    half the mean tokens, so no window waits for its longest answer.
     """
     offered = rate_of(options)
     if options.trace is not None or (options.arrivals is not None and offered is None):
@@ -192,6 +194,8 @@ def steady_run(
     watcher = _Watcher(
         simulation, started, least, max(least, most), stays, needed, decides=not over
     )
+    if not whole:
+        watcher.tokens = math.ceil(simulation.mean_lengths()[1] / 2)
     simulation.play(watcher.enough)
     verdict: Verdict = "steady"
     if over:
@@ -287,6 +291,8 @@ class _Watcher:
         self._started, self._stays, self._decides = started, stays, decides
         self._begin: float | None = None
         self._wanted, self._highest = least, 1
+        self.tokens: int | None = None
+        """Tokens with which an answer in work counts; None: it does not."""
 
     def enough(self) -> bool:
         """Return whether the window that ends here decides."""
@@ -300,7 +306,12 @@ class _Watcher:
                 self._begin = simulation.cluster.clock.now
                 self._wanted = max(self._least, math.ceil(self._stays * self._highest))
             return False
-        if ended % LOOK or ended < self._wanted:
+        if ended % LOOK:
+            return False
+        came = ended
+        if self.tokens is not None:
+            came = simulation.came(self._begin, simulation.waiting_since(self.tokens))
+        if came < self._wanted:
             return False
         window = self.window()
         if len(window.records) < self._wanted:
@@ -311,11 +322,11 @@ class _Watcher:
         return False
 
     def window(self) -> Run:
-        """Return the requests that came in the window, all of which have ended."""
-        begin, end = self._begin or 0.0, self._simulation.waiting_since
+        """Return the requests that came in the window, all of which count."""
+        begin, end = self._begin or 0.0, self._simulation.waiting_since(self.tokens)
         if end <= begin:  # Nothing is in work: all that came.
             end = self._simulation.cluster.clock.now
-        return part(self._simulation, begin, end)
+        return part(self._simulation, begin, end, self.tokens)
 
     def _narrow(self, window: Run) -> bool:
         limits = decided(window, self._needed)
@@ -359,11 +370,13 @@ def of(
     return Steady(verdict, window, rates, limits, throughput(rates), capacity, offered, simulation)
 
 
-def part(simulation: Simulation, begin: float, end: float) -> Run:
-    """Return the requests that came between two times, in the order of their coming."""
+def part(simulation: Simulation, begin: float, end: float, tokens: int | None = None) -> Run:
+    """Return the requests that came between two times, in the order of their coming; `tokens`: also
+    those in work that have so many."""
     end = min(end, max((one.end_ns for one in simulation.records), default=NS) / NS)
     start_ns, end_ns = round(begin * NS), max(round(end * NS), round(begin * NS) + 1)
-    kept = [one for one in simulation.records if start_ns <= one.planned_ns <= end_ns]
+    records = simulation.records + ([] if tokens is None else simulation.unfinished(tokens))
+    kept = [one for one in records if start_ns <= one.planned_ns <= end_ns]
     kept.sort(key=lambda one: one.planned_ns)
     return simulation.run_of(kept, start_ns, end_ns)
 

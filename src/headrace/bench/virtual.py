@@ -108,10 +108,30 @@ class Simulation:
         self._enough: Enough = lambda: False
         self.records: list[RequestRecord] = []
 
-    @property
-    def waiting_since(self) -> float:
-        """Planned time of the oldest request without an answer; now, if there is none."""
-        return min((user.planned for user in self._users.values()), default=self.cluster.clock.now)
+    def waiting_since(self, tokens: int | None = None) -> float:
+        """Return the planned time of the oldest request without its answer, or without this many
+        tokens of it; now, if there is none."""
+        waiting = [
+            user.planned
+            for name, user in self._users.items()
+            if tokens is None or len(self.cluster.answers[name].times) < tokens
+        ]
+        return min(waiting, default=self.cluster.clock.now)
+
+    def unfinished(self, tokens: int) -> list[RequestRecord]:
+        """Return the records of the answers in work that have at least this many tokens."""
+        answers = self.cluster.answers
+        return [
+            self._record(user, answers[name])
+            for name, user in self._users.items()
+            if len(answers[name].times) >= tokens
+        ]
+
+    def came(self, begin: float, end: float) -> int:
+        """Count the requests planned between two times, those in work included."""
+        planned = [one.planned_ns / NS for one in self.records]
+        planned += [user.planned for user in self._users.values()]
+        return sum(begin <= one <= end for one in planned)
 
     @property
     def in_work(self) -> int:
@@ -246,29 +266,7 @@ class Simulation:
 
     def _follow(self, answer: SimAnswer) -> list[tuple[float, SimRequest]]:
         user = self._users.pop(answer.request.id)
-        turn = user.session.turns[user.turn]
-        self.records.append(
-            RequestRecord(
-                number=user.number * 1000 + user.turn,
-                session=user.number,
-                turn=user.turn,
-                group=user.session.group,
-                planned_ns=round(user.planned * NS),
-                sent_ns=round(answer.arrived * NS),
-                chunk_ns=np.rint(np.array(answer.times) * NS).astype(np.int64).tolist(),
-                end_ns=round(answer.end * NS),
-                status=503 if answer.error else 200,
-                error=answer.error,
-                error_kind="refused" if answer.error else None,
-                cancelled=answer.cancelled,
-                asked_tokens=turn.output_tokens,
-                prompt_tokens=len(answer.request.prompt),
-                output_tokens=len(answer.times),
-                cached_tokens=answer.cached,
-                characters=4 * len(answer.times),
-                process=answer.replica,
-            )
-        )
+        self.records.append(self._record(user, answer))
         user.history = [*user.history, *([TOKEN] * len(answer.times))]
         user.turn += 1
         if self._enough():
@@ -281,3 +279,25 @@ class Simulation:
             if following is not None:
                 return [self._ask(following, answer.end)]
         return []
+
+    def _record(self, user: _User, answer: SimAnswer) -> RequestRecord:
+        return RequestRecord(
+            number=user.number * 1000 + user.turn,
+            session=user.number,
+            turn=user.turn,
+            group=user.session.group,
+            planned_ns=round(user.planned * NS),
+            sent_ns=round(answer.arrived * NS),
+            chunk_ns=np.rint(np.array(answer.times) * NS).astype(np.int64).tolist(),
+            end_ns=round((answer.end or self.cluster.clock.now) * NS),
+            status=503 if answer.error else 200,
+            error=answer.error,
+            error_kind="refused" if answer.error else None,
+            cancelled=answer.cancelled,
+            asked_tokens=user.session.turns[user.turn].output_tokens,
+            prompt_tokens=len(answer.request.prompt),
+            output_tokens=len(answer.times),
+            cached_tokens=answer.cached,
+            characters=4 * len(answer.times),
+            process=answer.replica,
+        )

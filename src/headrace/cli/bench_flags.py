@@ -35,7 +35,8 @@ AtLeast = Annotated[
     float, typer.Option(min=0, max=1, help="Share of the reference below which exit is 3.")
 ]
 GateKinds = Annotated[
-    str, typer.Option("--gate", help="What decides: of tokens, perplexity, tasks.")
+    str,
+    typer.Option("--gate", help="What decides: of tokens, perplexity, tasks.", show_default="all"),
 ]
 EVERY_GATE = "tokens,perplexity,tasks"
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the results.")]

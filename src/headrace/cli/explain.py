@@ -23,10 +23,12 @@ from ..engine.loop.prediction import drafts_that_pay
 from ..engine.loop.start import beside_of, keeping
 from ..engine.loop.start import explain as resolve
 from ..loader import open_model
+from ..loader.panels import panel_folder, panel_path
 from ..roofline.memory import MemoryPlan
 from ..speech.finding import find, hears
 from .brief import BriefHelp
 from .configured import configured
+from .models import size
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -85,8 +87,18 @@ def _explained(chosen: Sequence[ModelChoice], *, quiet: bool) -> list[_Explained
         decisions, memory = resolve(serving, one, hardware(), beside)
         if serving.speculate != "off":
             decisions.append(drafts_that_pay(serving, one))
-        found.append(_Explained(serving, one, [*decisions, *decided], memory))
+        found.append(_Explained(serving, one, [*decisions, *decided, _disk(serving, one)], memory))
     return found
+
+
+def _disk(options: EngineOptions, files: ModelFiles) -> Decision:
+    """Return what a start needs of the disk."""
+    kept, why = panel_path(files, panel_folder(options.cache_dir)), "the weights"
+    if kept.is_file():
+        why += f"; beside them {size(kept.stat().st_size)}, repacked for the next start"
+    elif options.keep_packed:
+        why += "; a CPU's first start adds their repacked form, about as much at most"
+    return Decision("disk", size(sum(path.stat().st_size for path in files.weights)), why)
 
 
 class _ExplainedFiles(NamedTuple):
@@ -143,8 +155,8 @@ def _described(files: ModelFiles) -> str:
 
 def _memory(memory: MemoryPlan) -> Table:
     table = _table("memory", "MiB", "share")
-    for name, size in memory.parts():
-        table.add_row(name, f"{size / 2**20:,.1f}", f"{size / memory.available:.1%}")
+    for name, count in memory.parts():
+        table.add_row(name, f"{count / 2**20:,.1f}", f"{count / memory.available:.1%}")
     table.add_section()
     table.add_row("available", f"{memory.available / 2**20:,.1f}", "")
     table.caption = (

@@ -86,6 +86,9 @@ def usage(
     if as_json:
         print(json.dumps(rows))
         return
+    if not rows:
+        print("no such requests; headrace factory ingest LOG puts access logs into the store")
+        return
     table = Table(box=None, header_style="bold", pad_edge=False)
     numbers = {name for row in rows for name, value in row.items() if isinstance(value, int)}
     for name in columns:

@@ -16,8 +16,8 @@ import typer.core
 import typer.main
 
 from ..base.environment import debug
-from ..base.errors import HeadraceError
-from ..base.names import hint
+from ..base.errors import HeadraceError, InvalidRequest
+from ..base.names import hint, nearest
 from ..base.version import VERSION
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -83,6 +83,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Name → (module:name of a function or a Typer application, one line of help)."""
 
+ELSEWHERE = {
+    "run": "chat", "pull": "models pull", "list": "models", "ls": "models", "rm": "models remove",
+    "ps": "top", "show": "explain", "complete": "generate", "help": "--help",
+}  # fmt: skip
+"""Commands of Ollama and vLLM → ours."""
 INTERRUPTED = 130
 USAGE: Any = typer.BadParameter.__base__
 """Click's error for a wrong command line, of the Click that Typer uses."""
@@ -118,6 +123,16 @@ class LazyGroup(typer.core.TyperGroup):
         super().__init__(**attributes)
         for name, (home, help) in COMMANDS.items():
             self.add_command(Deferred(name, home, help))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command; raise `InvalidRequest` with ours for one that others have."""
+        if (name := args[0]) not in self.commands:
+            ours = ELSEWHERE.get(name)
+            words = (
+                nearest(name, self.commands) if ours is None else f"; here that is headrace {ours}"
+            )
+            raise InvalidRequest(f"no command {name!r:.40}{words}; headrace --help lists all")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -21,7 +21,7 @@ from ..loader.cache import remove as remove_model
 from ..loader.catalog import CATALOG, TASKS
 from ..loader.open import fetched
 from ..speech.finding import find, hears
-from .models_speed import predicted
+from .models_speed import CONTEXT, predicted
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -52,8 +52,10 @@ def models(
         return
     console = Console(highlight=False, markup=False)
     console.print(_table(found, free := hardware().free, speeds if speed else None))
+    note = f"tokens/s: predicted, for one user after {CONTEXT:,} tokens, without drafts\n"
     print(
-        f"\nfits: the estimated memory is below the {size(free)} that are free here\n"
+        f"\n{note if speed else ''}"
+        f"fits: the estimated memory is below the {size(free)} that are free here\n"
         f"default: {DEFAULT_MODEL}\n"
         "headrace serve NAME downloads and serves; headrace explain NAME plans the memory"
     )

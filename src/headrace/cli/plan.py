@@ -113,8 +113,8 @@ def plan(
     tiers: Annotated[
         Path | None,
         typer.Option(
-            help="Instead: what each size of RAM and disk for KV would have saved of this trace, "
-            "which an engine with --context-cache-trace wrote."
+            help="Instead: what each size of RAM and disk for KV would have saved of this trace "
+            "of an engine's context cache."
         ),
     ] = None,
     tiers_pool: Annotated[str, typer.Option(help="RAM of the pool above the disk.")] = "1GiB",
@@ -305,8 +305,10 @@ def checked_rows(
     others = [one for one in worth(first[-1].candidate) if id(one) not in tried]
     others = others[: ROWS - len(first)]
     jobs = [begun[id(one)] if id(one) in begun else pool.submit(check.at, one) for one in others]
-    made = [*_ended(jobs, watch), *first[:-1]]
-    return [first[-1], *sorted(made, key=lambda one: one.candidate.price_per_hour)]
+    made = [first[-1], *_ended(jobs, watch), *first[:-1]]
+    made.sort(key=lambda one: one.candidate.price_per_hour)
+    best = min(made, key=lambda one: not one.kept)  # The others may be cheaper than the first.
+    return [best, *(one for one in made if one is not best)]
 
 
 def _ended(jobs: list[Future[Checked]], watch: Callable[[str], None]) -> list[Checked]:
@@ -367,6 +369,7 @@ def demand_of(trace: str, rate: float | None) -> Demand:
 
 
 command = typer.Typer(
-    help="The cheapest layout that keeps an SLO, or the most that given devices do."
+    help="The cheapest layout that keeps an SLO, or the most that given devices do.",
+    add_completion=False,
 )
 command.command()(plan)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
+import numpy as np
+
 from ..base.hardware import cpu
 from ..bench.metrics import request_values
 from ..bench.options import RunOptions
-from ..bench.steady_run import Capacity, Steady, flood, interval, steady_run
+from ..bench.record import RequestRecord
+from ..bench.steady_run import Capacity, Steady, flood, steady_run
 from ..engine.loop.draft_law import DraftLaw
 from ..engine.simulator.sim import Cluster
 from ..engine.simulator.sim_replica import ReplicaSpec
@@ -29,8 +33,9 @@ MAX_SIMULATED = 4
 """Most engines of a simulation; larger layouts are checked by a part with its share of the load."""
 MOST_REQUESTS = 500
 """Most requests of a simulation that does not decide, unless the user asks for more."""
-STAYS = 1.0
-"""Length of a simulated window in the mean times that a request stays, at least."""
+STAYS = 0.5
+"""Length of a simulated window in the mean times that a request stays, at least. It binds from
+about 1,000 requests in work on, whose number varies by 3 %."""
 STEP, CLOSE, TRIES = 1.08, 1.06, 5
 """The search of the most requests per second: growth of the rate, the ratio of missed to kept at
 which it ends, and most simulations."""
@@ -205,21 +210,28 @@ class _Part:
 
     def run(self, rate: float, capacity: Capacity | None) -> Steady:
         return steady_run(
-            self.make, self.options(rate), most=MOST_REQUESTS, stays=STAYS, capacity=capacity
+            self.make,
+            self.options(rate),
+            most=MOST_REQUESTS,
+            stays=STAYS,
+            capacity=capacity,
+            whole=False,
         )
 
     def checked(self, found: Steady, rate: float) -> Checked:
         records = [one for one in found.window.records if one.ok]
-        p99 = {
-            name: interval([request_values(name, one) for one in records], 99)[1]
-            for name in ("ttft", "tpot", "itl")
-        }
-        each = interval([request_values("tpot", one) for one in records], 50)[1]
+        p99 = {name: _percentile(name, records, 99) for name in ("ttft", "tpot", "itl")}
+        each = _percentile("tpot", records, 50)
         kept = found.verdict != "overloaded" and all(
             one.value is not None and one.value <= one.limit.seconds for one in found.limits
         )
         candidate = replace(self._candidate, rate=rate)
         return Checked(candidate, **p99, kept=kept, per_user=1 / each if each else 0.0)
+
+
+def _percentile(metric: str, records: Sequence[RequestRecord], percentile: float) -> float:
+    values = [value for one in records for value in request_values(metric, one)]
+    return float(np.percentile(values, percentile, method="higher")) if values else math.inf
 
 
 def _spec(candidate: Candidate, pool: Pool, check: Check) -> ReplicaSpec:

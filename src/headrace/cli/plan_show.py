@@ -124,7 +124,7 @@ def _table(question: PlanQuestion, checked: list[Checked]) -> Table:
             f"{_per_device(c, question.demand):,.0f}",
             f"{one.per_user:.0f}",
             f"{c.price_per_hour:,.1f}",
-            f"{c.cost_per_million(question.demand):.2f}",
+            f"{c.cost_per_million(question.demand):.3f}",
             f"{one.ttft * 1e3:,.0f}",
             f"{one.tpot * 1e3:.1f}",
             f"{one.itl * 1e3:.1f}",

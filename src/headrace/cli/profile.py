@@ -123,6 +123,7 @@ def profile(
                 "input": input,
                 "output": output,
                 "commit": revision(),
+                "others_use": disturbed,
             }
             as_json.write_text(json.dumps(document(operators, check, about), indent=1))
         if steps is not None:
@@ -215,5 +216,5 @@ def _show_operators(console: Console, operators: Sequence[Operator], check: SumC
         console.print(why, style="bold red", soft_wrap=True)
 
 
-command = typer.Typer(help="Where the time of a model's steps goes.")
+command = typer.Typer(help="Where the time of a model's steps goes.", add_completion=False)
 command.command()(profile)

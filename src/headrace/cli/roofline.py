@@ -52,7 +52,7 @@ def roofline(
         str | None,
         typer.Option(
             help="Weight format; none: as stored or published. With parts of their own as in "
-            "int4,attention=fp8,head=int4 (embedding and head of narrow formats are bfloat16)."
+            "int4,head=int4 (embedding and head of narrow formats are bfloat16)."
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Type of activations.")] = "auto",
@@ -291,5 +291,7 @@ def _show_calibration(console: Console, device: Hardware, launch: float) -> None
     )
 
 
-command = typer.Typer(help="What the hardware allows for a model, operator by operator.")
+command = typer.Typer(
+    help="What the hardware allows for a model, operator by operator.", add_completion=False
+)
 command.command()(roofline)

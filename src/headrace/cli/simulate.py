@@ -108,7 +108,7 @@ def simulate(
         typer.Option(
             metavar="NAME=VALUE",
             help="The same load with another value of an option of the engines, beside it, as in "
-            "kv_dtype=fp8 or replicas=2,routing=prefix; repeat it.",
+            "kv_dtype=fp8 or rows=64,depth=1; repeat it.",
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report.")] = None,
@@ -200,5 +200,5 @@ def _show(console: Console, result: dict[str, Any], spec: ReplicaSpec, spent: fl
         console.print(f"drafts {spec.drafts.name}: {extra['speculation']}", soft_wrap=True)
 
 
-command = typer.Typer(help="A workload on engines that do not exist yet.")
+command = typer.Typer(help="A workload on engines that do not exist yet.", add_completion=False)
 command.command()(simulate)

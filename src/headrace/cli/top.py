@@ -25,7 +25,7 @@ except ImportError:  # Windows: Ctrl-C quits
 from ..base.errors import HeadraceError, InvalidRequest, Unreachable
 from .remote import API_KEY, HERE, Url, named, unreachable
 from .top_source import Reading, readings
-from .top_view import Screen, line
+from .top_view import Screen, advice, line
 
 AGAIN_SECONDS = 2.0
 
@@ -69,6 +69,8 @@ async def _top(url: str, key: str | None, interval: float, *, once: bool, as_jso
                         continue
                     print(json.dumps(asdict(reading)) if as_json else line(reading), flush=True)
                     if once:
+                        if not as_json:
+                            print(advice(reading))
                         return
             return
         await _live(client, url, interval)

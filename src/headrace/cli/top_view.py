@@ -14,6 +14,8 @@ from .top_source import Reading
 BARS = "▁▂▃▄▅▆▇█"
 UNKNOWN = "–"
 KEPT = 60
+FULL, NEAR = 0.9, 0.6
+"""Share of the KV memory from which it is short, and of the roofline from which steps are near."""
 
 
 class Screen:
@@ -142,6 +144,27 @@ def line(reading: Reading) -> str:
         f"kv {share(reading.kv_usage)}  prefix {share(reading.prefix_share)}  "
         f"ttft {first[0]}  itl {gap[0]}  roofline {share(reading.roofline)}"
     )
+
+
+def advice(reading: Reading) -> str:
+    """Say what limits a server at this moment, and what would help."""
+    waiting = reading.waiting or 0
+    if not (reading.running or waiting):
+        return "nothing runs: ask again under load"
+    found = []
+    if waiting:
+        full = (reading.kv_usage or 0) > FULL
+        what, option = ("KV memory", "--kv-memory") if full else ("a place", "--max-sequences")
+        found.append(f"requests wait for {what}: {option}, or more servers behind headrace route")
+    if (reading.others or 0) > NOTABLE:
+        found.append(f"other programs use {share(reading.others)} of the CPUs: cores of its own")
+    if reading.roofline is not None and reading.roofline >= NEAR:
+        found.append("steps are near the hardware's limit: headrace quantise, or a faster device")
+    elif reading.roofline is not None:
+        found.append(
+            "steps are far from the hardware's limit: headrace profile shows the operators"
+        )
+    return "\n".join(found) or "no limit is seen"
 
 
 def bars(values: list[float | None], space: int, top: float | None = None) -> str:

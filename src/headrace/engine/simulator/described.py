@@ -24,6 +24,7 @@ from ...base.errors import (
 )
 from ...base.layout import Layout
 from ...base.modelfiles import ModelFiles
+from ...base.names import nearest
 from ...loader import open_model
 from ...loader.catalog import CATALOG
 from ...loader.gguf import GgufFile
@@ -75,7 +76,8 @@ def describe_model(name: str) -> Described:
             return _of_config(path / "config.json")
         raise
     except ModelNotFound as error:
-        more = f"; known without a file: {', '.join(KNOWN)}; or a config.json"
+        near = "" if "did you mean" in error.message else nearest(name.lower(), KNOWN)
+        more = f"{near}; known without a file: {', '.join(KNOWN)}; or a config.json"
         raise ModelNotFound(error.message + more, param="model") from None
     return Described(files.arch, stored_weights(files), "file", files)
 

@@ -160,7 +160,8 @@ class Cluster:
         self._router: Chooser = ROUTERS[router]() if isinstance(router, str) else router
         self._second = LeastLoaded()
         self._told_after = told_after if isinstance(self._router, PrefixAffinity) else None
-        self._answers: dict[str, SimAnswer] = {}
+        self.answers: dict[str, SimAnswer] = {}
+        """Answers in work, by the names of their requests."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._gateways = [0.0] * len(self._prefill)
@@ -238,7 +239,7 @@ class Cluster:
 
     def _begin(self, started: Iterable[SimRequest]) -> None:
         for request in started:
-            answer = self._answers[request.id] = SimAnswer(request, self.clock.now)
+            answer = self.answers[request.id] = SimAnswer(request, self.clock.now)
             replica = self._second.choose(request, self._decode or self._prefill)
             self._give(replica, answer, request.prompt, request.output_tokens, seed=RECEIVED)
         for replica in self.replicas:
@@ -262,7 +263,7 @@ class Cluster:
 
     def _submit(self, time: float, request: SimRequest) -> None:
         answer = SimAnswer(request, time)
-        self._answers[request.id] = answer
+        self.answers[request.id] = answer
         self._at(time, lambda: self._enter(answer))
 
     def _enter(self, answer: SimAnswer) -> None:
@@ -338,7 +339,7 @@ class Cluster:
             self._at(self.clock.now + seconds, partial(self._die, group))
 
     def _die(self, group: list[Replica]) -> None:
-        if self.failures is None or not self._answers:
+        if self.failures is None or not self.answers:
             return  # The run is over.
         now, router = self.clock.now, self._router
         back = now + self.failures.restart_seconds
@@ -351,7 +352,7 @@ class Cluster:
             if self._told_after is not None and isinstance(router, PrefixAffinity):
                 self._at(now + self._told_after, partial(router.silent, one.number))
         for request in lost:
-            self._move(self._answers[request])
+            self._move(self.answers[request])
 
     def _revive(self, group: list[Replica]) -> None:
         for one in group:
@@ -375,7 +376,7 @@ class Cluster:
     def _deliver(self, replica: Replica, deltas: Iterable[SequenceDelta | Work]) -> None:
         """Give clients a step's tokens; work stands for one of its own."""
         now = self.clock.now + replica.spec.hardware.loop.answer_seconds
-        answers, decodes, bare = self._answers, replica.role == "decode", 0
+        answers, decodes, bare = self.answers, replica.role == "decode", 0
         for one in deltas:
             if isinstance(one, SequenceDelta):
                 delta = one
@@ -460,6 +461,6 @@ class Cluster:
 
     def _end(self, answer: SimAnswer) -> None:
         answer.end = self.clock.now + self.spec.hardware.loop.answer_seconds
-        del self._answers[answer.request.id]
+        del self.answers[answer.request.id]
         for time, request in self._follow(answer):
             self._submit(max(time, answer.end), request)
