@@ -13,17 +13,15 @@ from typing_extensions import TypedDict
 
 from ...base.errors import InvalidRequest
 from ..entry import entered
-from ..fields import inert
 from ..openapi import refuses, replies, takes
 from ..wire import json_response
 from .embeddings import EmbeddingBody, VectorFields, VectorUsage, embedded
 
 
-class PoolingBody(EmbeddingBody):
+class PoolingBody(EmbeddingBody, neglects="pooling"):
     task: Literal["embed"] | None = Field(
         None, description="Only vectors of whole inputs; token vectors are not returned."
     )
-    normalize: Any = inert("the model's own files say whether its vectors have length one")
 
 
 class PoolingData(TypedDict):
