@@ -9,11 +9,13 @@ the reason. An option earns its place here with a measurement; anything for debu
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
-from .errors import OptionError
+from .errors import OptionError, file_errors
 from .names import hinted
 
 DEFAULT_MODEL = "qwen2.5-coder-0.5b"
@@ -359,6 +361,16 @@ def verify_options(options: Any) -> None:
             raise OptionError(
                 f"{spec.name} must be at most {rules['high']}, not {value}", param=spec.name
             )
+
+
+def read_toml(path: Path, what: str, param: str) -> dict[str, Any]:
+    """Read a TOML file. Raises `OptionError`: "cannot read `what`" with the reason."""
+    with file_errors(OptionError, f"cannot read {what}", param):
+        text = path.read_text(encoding="utf-8")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise OptionError(f"{path} is not valid TOML: {error}", param=param) from None
 
 
 def parse_size(text: str, param: str) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.config import option, parse_seconds
-from ..base.errors import HeadraceError, InvalidRequest
+from ..base.errors import HeadraceError, InvalidRequest, file_errors
 from ..base.extras import needed
 from ..obs.tasks import TaskWatch
 from ..obs.threads import THREADS
@@ -338,10 +338,8 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
     folder = place / "accuracy"
     if options.mode == "performance":
         folder = (place / options.test if options.test else place) / "performance" / "run_1"
-    try:
+    with file_errors(HeadraceError, f"{folder}", "out"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HeadraceError(f"{folder}: {error.strerror}", param="out") from None
     under_test = SystemUnderTest(loadgen, options, material)
     sut = loadgen.ConstructSUT(under_test.issue, under_test.flush)
     qsl = loadgen.ConstructQSL(

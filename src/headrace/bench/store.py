@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..base.errors import HeadraceError, InvalidRequest
+from ..base.errors import HeadraceError, InvalidRequest, file_errors
 from ..base.foreign import Undecodable, json_reader
 from .metrics import SAMPLES
 from .record import RequestRecord
@@ -30,14 +30,9 @@ class Store:
         self.problem: str | None = None
         self._records: io.BufferedWriter | None = None
         if folder is not None:
-            try:
+            with file_errors(InvalidRequest, f"cannot write to {folder}", "out"):
                 folder.mkdir(parents=True, exist_ok=True)
                 self._records = (folder / "requests.jsonl").open("wb")
-            except OSError as error:
-                # Before anything is measured: better now than after an hour.
-                raise InvalidRequest(
-                    f"cannot write to {folder}: {error.strerror or error}", param="out"
-                ) from None
 
     def record(self, record: RequestRecord) -> None:
         if self._records is None or self.problem is not None:

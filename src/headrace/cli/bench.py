@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..base.config import parse_seconds
-from ..base.errors import HeadraceError, InvalidRequest
+from ..base.errors import HeadraceError, InvalidRequest, file_errors
 from ..bench import compare as comparing
 from ..bench.checking import AccuracyGate, said
 from ..bench.export import aiperf, vllm_bench
@@ -279,10 +279,8 @@ def report_command(
         show_result(Console(highlight=False, markup=False), found)
         return
     place = out or folder
-    try:
+    with file_errors(InvalidRequest, f"{place}", "out"):
         place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidRequest(f"{place}: {error.strerror or error}", param="out") from None
     if format == "png":
         write_png(result_charts(found), place / "report.png")
         return
@@ -467,13 +465,9 @@ def _sweep_seed(folder: Path, wish: int) -> int:
         if wish == UNSAID:
             return int(done.name.removeprefix("seed-"))
     seed = fresh_seed(wish)
-    try:
+    with file_errors(InvalidRequest, f"cannot write to {folder}", "out"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"seed-{seed}").touch()
-    except OSError as error:
-        raise InvalidRequest(
-            f"cannot write to {folder}: {error.strerror or error}", param="out"
-        ) from None
     return seed
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..base.config import parse_size
-from ..base.errors import InvalidRequest, Unreachable
+from ..base.errors import InvalidRequest, Unreachable, file_errors
 from ..loader.cache import root
 from ..worker.disk import BLOCK_NAME, FOLDER, StoredBlock, is_block, put, stored_blocks
 from ..worker.seal import forget_keys
@@ -113,14 +113,12 @@ def export_blocks(
 ) -> None:
     """Write whole blocks to FILE; `-` is standard output."""
     chosen = _chosen(cache_dir, engine, tenant)
-    try:
-        with Path(file).open("wb") if file != "-" else sys.stdout.buffer as out:
-            out.write(FIRST_LINE)
-            count = sum(_export_one(out, block) for block in chosen)
-    except OSError as refused:
-        raise InvalidRequest(
-            f"{file} cannot be written: {refused.strerror}", param="file"
-        ) from None
+    with (
+        file_errors(InvalidRequest, f"{file} cannot be written", "file"),
+        Path(file).open("wb") if file != "-" else sys.stdout.buffer as out,
+    ):
+        out.write(FIRST_LINE)
+        count = sum(_export_one(out, block) for block in chosen)
     print(f"{count} blocks exported", file=sys.stderr)
 
 
@@ -128,26 +126,24 @@ def export_blocks(
 def import_blocks(file: str, cache_dir: CacheDir = None, size: str = "8GiB") -> None:
     """Take the whole blocks of FILE, up to `--size` bytes; `-` is standard input."""
     left, folder, taken, refused = parse_size(size, "size"), _folder(cache_dir), 0, 0
-    try:
-        with Path(file).open("rb") if file != "-" else sys.stdin.buffer as source:
-            if source.readline(MOST_NAME) != FIRST_LINE:
-                raise InvalidRequest(
-                    f"{file} is not what headrace cache export writes", param="file"
-                )
-            while line := source.readline(MOST_NAME):
-                name, nbytes = _announced(line, file)
-                if nbytes > left:
-                    print("what follows is more than --size allows", file=sys.stderr)
-                    break
-                data = source.read(nbytes)
-                if not is_block(name, memoryview(data)):
-                    refused += 1
-                    continue
-                put(folder, name, data)
-                left -= nbytes
-                taken += 1
-    except OSError as failed:
-        raise InvalidRequest(f"{file} cannot be taken: {failed.strerror}", param="file") from None
+    with (
+        file_errors(InvalidRequest, f"{file} cannot be taken", "file"),
+        Path(file).open("rb") if file != "-" else sys.stdin.buffer as source,
+    ):
+        if source.readline(MOST_NAME) != FIRST_LINE:
+            raise InvalidRequest(f"{file} is not what headrace cache export writes", param="file")
+        while line := source.readline(MOST_NAME):
+            name, nbytes = _announced(line, file)
+            if nbytes > left:
+                print("what follows is more than --size allows", file=sys.stderr)
+                break
+            data = source.read(nbytes)
+            if not is_block(name, memoryview(data)):
+                refused += 1
+                continue
+            put(folder, name, data)
+            left -= nbytes
+            taken += 1
     print(f"{taken} blocks imported, {refused} refused", file=sys.stderr)
 
 

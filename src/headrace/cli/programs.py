@@ -18,7 +18,7 @@ from typing import Annotated, Any, BinaryIO
 import numpy as np
 import typer
 
-from ..base.errors import InvalidRequest, PackageAbsent
+from ..base.errors import InvalidRequest, PackageAbsent, file_errors
 from ..base.foreign import Undecodable, any_json
 from ..base.names import nearest
 from ..loader.catalog import CATALOG
@@ -129,11 +129,11 @@ def run(
         shown = {name: _shown(value) for name, value in found.items()}
         print(json.dumps({"outputs": shown, "seconds": round(took, 6)}))
         return
-    try:
-        with output.open("wb") as target:
-            _save(target, found)
-    except OSError as error:
-        raise InvalidRequest(f"{output} cannot be written: {error.strerror}") from error
+    with (
+        file_errors(InvalidRequest, f"{output} cannot be written"),
+        output.open("wb") as target,
+    ):
+        _save(target, found)
     print(f"{output}: {', '.join(found)}")
 
 

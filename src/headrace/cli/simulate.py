@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..base.errors import HeadraceError
+from ..base.errors import HeadraceError, file_errors
 from ..bench.compare import INVALID_RUN, MISSED
 from ..bench.live import show_result
 from ..bench.options import RunOptions
@@ -161,10 +161,8 @@ def simulate(
         if change:
             show_changes(console, results)
     if html is not None:
-        try:
+        with file_errors(HeadraceError, f"{html}"):
             html.write_text(html_report(result))
-        except OSError as error:
-            raise HeadraceError(f"{html}: {error.strerror}") from None
     if result["slo"] is not None and result["slo"]["met"] is False:
         raise typer.Exit(MISSED)
     if not result["valid"]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from ..base.config import EngineOptions, ServerOptions
-from ..base.errors import InvalidRequest
+from ..base.errors import InvalidRequest, file_errors
 from ..engine.clients.codec_speaking import CodecSpeaker
 from ..engine.clients.speaking import Speaker, SpeechClient
 from ..engine.programs.files import is_program
@@ -84,11 +84,8 @@ def speak(
         voices = open_voices(Path(engine.model), sys.maxsize)
         check_voice(voice or voices.voices[0], voices.voices)
         opened = partial(_model, engine)
-    try:
-        with out.open("wb") as file:
-            asyncio.run(_speak(opened, spoken, voice, said, form, file))
-    except OSError as error:
-        raise InvalidRequest(f"{out} cannot be written: {error.strerror}", param="out") from error
+    with file_errors(InvalidRequest, f"{out} cannot be written", "out"), out.open("wb") as file:
+        asyncio.run(_speak(opened, spoken, voice, said, form, file))
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
-from ..base.errors import HeadraceError, InvalidRequest
+from ..base.errors import HeadraceError, InvalidRequest, file_errors
 from ..base.hardware import cpu
 from ..base.names import nearest
 from ..engine.hearing.opening import DEFAULT_MODEL, open_transcriber
@@ -112,12 +112,10 @@ def transcribe(
 
 
 def _sound(file: Path) -> Sound:
-    try:
+    with file_errors(InvalidRequest, f"{file} cannot be read", "file"):
         if file.stat().st_size > _MOST_BYTES:
             raise InvalidRequest(f"{file} is larger than {_MOST_BYTES >> 30} GiB", param="file")
         data = file.read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"{file} cannot be read: {error.strerror}", param="file") from error
     limits = AudioLimits(bytes=_MOST_BYTES, seconds=24 * 3600.0, memory=4 << 30, wall_seconds=900)
     return decode(data, limits)
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..base.config import ServerOptions
-from ..base.errors import OptionError
+from ..base.errors import OptionError, file_errors
 from ..base.version import VERSION
 from .profile import SignedProfile
 from .source import model_path
@@ -77,12 +77,10 @@ def write_chart(
         "values.yaml": _values(values),
         "values.schema.json": json.dumps(schema(), indent=2) + "\n",
     }
-    try:
+    with file_errors(OptionError, f"{folder} cannot be written", "folder"):
         shutil.copytree(TEMPLATES, folder)
         for file, text in documents.items():
             (folder / file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"{folder} cannot be written: {error.strerror}", param="folder") from None
 
 
 def _requests(profile: SignedProfile, on_gpu: bool) -> dict[str, str]:

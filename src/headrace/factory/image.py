@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from ..base.errors import DownloadError, InvalidRequest, ModelFileError
+from ..base.errors import DownloadError, InvalidRequest, ModelFileError, file_errors
 from ..base.version import VERSION
 from ..kernels.cpu.library import BUILD_ALL, FILE, unbuilt
 from .attest import CONFIG_TYPE, attestation, provenance
@@ -147,11 +147,8 @@ class ImageBuild:
             raise InvalidRequest(
                 f"{strange[0]!r} is none of {', '.join(MACHINES)}", param="architectures"
             )
-        try:
+        with file_errors(InvalidRequest, f"{lock} cannot be read", "lock"):
             text = lock.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InvalidRequest(f"{lock} cannot be read: {reason}", param="lock") from None
         pinned = json.loads(PINNED.read_bytes())
         more = pinned.get(flavour, {}) if flavour != "cpu" else None
         if more is not None and (lacking := [one for one in architectures if one not in more]):

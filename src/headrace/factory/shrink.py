@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.config import EngineOptions
-from ..base.errors import InvalidRequest, OptionError
+from ..base.errors import InvalidRequest, OptionError, file_errors
 from ..base.modelfiles import ModelFiles
 from ..bench.accuracy import stdlib_corpus, windows
 from ..engine.simulator.described import make_case
@@ -256,16 +256,12 @@ class Shrinking:
     def _made(self, folder: WorkFolder, staged: Path) -> Quantised:
         def write(name: str, body: Callable[[BinaryIO], None]) -> None:
             path = staged / name
-            try:
+            with file_errors(OptionError, f"{path} cannot be written", "out"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("w+b") as out:
                     body(out)
                     out.flush()
                     os.fsync(out.fileno())
-            except OSError as error:
-                raise OptionError(
-                    f"{path} cannot be written: {error.strerror}", param="out"
-                ) from None
 
         chosen: Calibration = None if self.text is None else self.text.importance
         if self.sample is not None:
