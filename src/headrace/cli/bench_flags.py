@@ -37,6 +37,8 @@ AtLeast = Annotated[
 GateKinds = Annotated[
     str, typer.Option("--gate", help="What decides: of tokens, perplexity, tasks.")
 ]
+LAYOUT = "Ranks, stages, attention groups, spread experts: TP2.PP2, DP8.EP8."
+SKEW = "How unevenly experts are chosen; 0: evenly; none: as published."
 EVERY_GATE = "tokens,perplexity,tasks"
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the results.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -54,6 +56,8 @@ PANELS = {
 }
 """Groups of a run's flags in the help."""
 _PANEL = {name: panel for panel, names in PANELS.items() for name in names.split()}
+TYPERS = ("min", "max", "metavar")
+"""Rules of a field that typer checks or shows."""
 NO_HELPS: Mapping[str, str] = MappingProxyType({})
 _SAID: dict[str, Any] = {"seed": int | None, "metrics_urls": list[str] | None, "extra": str | None}
 """Type of a flag that differs from its field's: None for values that `make_options` fills in."""
@@ -106,6 +110,7 @@ def with_flags(
                 *spec.metadata.get("flag", ()),
                 help=help,
                 rich_help_panel=_PANEL.get(spec.name) if record is RunOptions else None,
+                **{name: spec.metadata[name] for name in TYPERS if name in spec.metadata},
             )
             every.append(
                 inspect.Parameter(

@@ -32,6 +32,7 @@ from ..roofline.report import COLUMNS, as_json, html_page, roofline_chart, rows,
 from ..roofline.step import StepModel, StepTime, step_time
 from ..roofline.weights import total_bytes
 from ..speech.finding import hears
+from .bench_flags import LAYOUT, SKEW
 from .roofline_hearing import show_hearing
 
 
@@ -57,13 +58,8 @@ def roofline(
     ] = None,
     dtype: Annotated[str, typer.Option(help="Type of activations.")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache.")] = "auto",
-    layout: Annotated[
-        str, typer.Option(help="Ranks, stages, attention groups, spread experts: TP2.PP2, DP8.EP8.")
-    ] = "1",
-    skew: Annotated[
-        float | None,
-        typer.Option(min=0, help="How unevenly experts are chosen; 0: evenly; none: as published."),
-    ] = None,
+    layout: Annotated[str, typer.Option(help=LAYOUT)] = "1",
+    skew: Annotated[float | None, typer.Option(min=0, help=SKEW)] = None,
     drafts: Annotated[int, typer.Option(min=0, help="Also a step that verifies so many.")] = 0,
     measure: Annotated[
         bool, typer.Option("--calibrate", help="Measure this machine first and keep the result.")
