@@ -17,32 +17,25 @@ import typer
 
 from ..base.errors import InvalidRequest
 from ..bench.options import PRESETS, RunOptions
+from .flags import flag
 
-Roofline = Annotated[
-    str | None, typer.Option(help="Model whose roofline is put beside what is measured.")
-]
-HardwareOf = Annotated[
-    str, typer.Option("--hardware", help="What the server runs on: this, H100, H200 …")
-]
+Roofline = Annotated[str | None, flag("Model whose roofline is put beside what is measured.")]
+HardwareOf = Annotated[str, flag("What the server runs on: this, H100, H200 …", "--hardware")]
 GateFile = Annotated[
     Path | None,
-    typer.Option(
-        help="Reference of `bench accuracy --save`: its answers and tasks are asked again after "
+    flag(
+        "Reference of `bench accuracy --save`: its answers and tasks are asked again after "
         "each run, at the run's own concurrency; below --at-least the exit code is 3."
     ),
 ]
-AtLeast = Annotated[
-    float, typer.Option(min=0, max=1, help="Share of the reference below which exit is 3.")
-]
-GateKinds = Annotated[
-    str, typer.Option("--gate", help="What decides: of tokens, perplexity, tasks.")
-]
+AtLeast = Annotated[float, flag("Share of the reference below which exit is 3.", min=0, max=1)]
+GateKinds = Annotated[str, flag("What decides: of tokens, perplexity, tasks.", "--gate")]
 LAYOUT = "Ranks, stages, attention groups, spread experts: TP2.PP2, DP8.EP8."
 SKEW = "How unevenly experts are chosen; 0: evenly; none: as published."
 EVERY_GATE = "tokens,perplexity,tasks"
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the results.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Keep = Annotated[bool, typer.Option("--history/--no-history", help="Add to the history.")]
+Out = Annotated[Path | None, flag("Folder of the results.", "--out", "-o")]
+AsJson = Annotated[bool, flag("Print the result as JSON.", "--json")]
+Keep = Annotated[bool, flag("Add to the history.", "--history/--no-history")]
 
 
 PANELS = {

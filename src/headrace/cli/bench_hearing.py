@@ -39,6 +39,7 @@ from .bench_flags import (
     fresh_seed,
     with_run_flags,
 )
+from .flags import argument, flag
 
 NAMES = {
     "latency_seconds": "whole answer, s",
@@ -59,19 +60,17 @@ def hear_command(
     options: RunOptions,
     folder: Annotated[
         Path,
-        typer.Argument(
-            help="Sounds (wav, flac, ogg, mp3 …), each with what is said in a .txt; each is asked "
+        argument(
+            "Sounds (wav, flac, ogg, mp3 …), each with what is said in a .txt; each is asked "
             "once, unless --requests says how many in all."
         ),
     ],
-    language: Annotated[
-        str | None, typer.Option(help="Code of it; none: what the server hears.")
-    ] = None,
+    language: Annotated[str | None, flag("Code of it; none: what the server hears.")] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Sessions, fed in the time in which they are spoken.")
+        bool, flag("Sessions, fed in the time in which they are spoken.", "--live")
     ] = False,
     roofline: Annotated[
-        str | None, typer.Option(help="Whisper whose roofline is put beside: a closed loop's.")
+        str | None, flag("Whisper whose roofline is put beside: a closed loop's.")
     ] = None,
     hardware: HardwareOf = "this",
     out: Out = None,

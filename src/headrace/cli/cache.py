@@ -18,6 +18,7 @@ from ..base.errors import InvalidRequest, Unreachable, file_errors
 from ..loader.cache import root
 from ..worker.disk import BLOCK_NAME, FOLDER, StoredBlock, is_block, put, stored_blocks
 from ..worker.seal import forget_keys
+from .flags import argument, flag
 from .remote import API_KEY, Url, named
 
 command = typer.Typer(
@@ -27,13 +28,11 @@ command = typer.Typer(
     help="The context cache on the disk: what was computed, and comes back after a restart.",
 )
 
-CacheDir = Annotated[str | None, typer.Option(help="As of headrace serve.")]
-Engine = Annotated[str, typer.Option(help="Of this engine only: its first digits.")]
-Tenant = Annotated[str, typer.Option(help="Of this caller only: its first digits.")]
-UnusedDays = Annotated[float, typer.Option(min=0, help="Only what was not used for so long.")]
-Keys = Annotated[
-    Path | None, typer.Option(help="Folder of the keys: those of the callers go first.")
-]
+CacheDir = Annotated[str | None, flag("As of headrace serve.")]
+Engine = Annotated[str, flag("Of this engine only: its first digits.")]
+Tenant = Annotated[str, flag("Of this caller only: its first digits.")]
+UnusedDays = Annotated[float, flag("Only what was not used for so long.", min=0)]
+Keys = Annotated[Path | None, flag("Folder of the keys: those of the callers go first.")]
 PIN_COLUMNS = ("name", "key", "tokens", "cached_tokens", "problem")
 FIRST_LINE = b"headrace blocks 1\n"
 MOST_NAME = 128
@@ -60,12 +59,11 @@ def show(cache_dir: CacheDir = None) -> None:
 @command.command()
 def pins(
     server: Annotated[
-        str | None, typer.Argument(help="The operator's port of a server.", show_default=False)
+        str | None, argument("The operator's port of a server.", show_default=False)
     ] = None,
     url: Url = None,
     key: Annotated[
-        str | None,
-        typer.Option(*API_KEY, help="API key of an operator.", envvar="HEADRACE_API_KEY"),
+        str | None, flag("API key of an operator.", *API_KEY, envvar="HEADRACE_API_KEY")
     ] = None,
 ) -> None:
     """List the prompts that a server keeps, with the cached part of each at its last use."""

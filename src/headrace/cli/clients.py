@@ -11,6 +11,7 @@ import typer
 
 from ..base.errors import InvalidRequest, Unreachable
 from ..base.names import nearest
+from .flags import argument, flag
 from .remote import API_KEY, HERE, Url, named, unreachable
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -62,13 +63,10 @@ CLIENTS = {
 
 @command.command()
 def clients(
-    name: Annotated[
-        str | None, typer.Argument(help=f"One of {', '.join(CLIENTS)}; none: all.")
-    ] = None,
+    name: Annotated[str | None, argument(f"One of {', '.join(CLIENTS)}; none: all.")] = None,
     url: Url = None,
     api_key: Annotated[
-        str | None,
-        typer.Option(*API_KEY, envvar="HEADRACE_API_KEY", help="API key, if the server wants one."),
+        str | None, flag("API key, if the server wants one.", *API_KEY, envvar="HEADRACE_API_KEY")
     ] = None,
 ) -> None:
     """Print the settings with which other programs use a running server, with its own names.

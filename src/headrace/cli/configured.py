@@ -22,33 +22,27 @@ from ..base.config import DEFAULT_MODEL, read_toml
 from ..base.errors import OptionError
 from ..base.names import hint
 from .brief import PANEL, show_all
+from .flags import argument, flag
 
 POSITIONAL = {"model"}
 """Fields that are the command's argument rather than a flag."""
 
 Model = Annotated[
     str | None,
-    typer.Argument(
-        help=f"Catalog name, folder, .gguf file, or hub id; none: {DEFAULT_MODEL}.",
-        show_default=False,
+    argument(
+        f"Catalog name, folder, .gguf file, or hub id; none: {DEFAULT_MODEL}.", show_default=False
     ),
 ]
 
 Models = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="MODEL",
-        help=f"Names, paths, hub ids; none: {DEFAULT_MODEL}.",
-        show_default=False,
-    ),
+    argument(f"Names, paths, hub ids; none: {DEFAULT_MODEL}.", metavar="MODEL", show_default=False),
 ]
 """The argument of a command with a parameter `models`, which gets the words of several."""
 
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="TOML file with any of these options.")
-]
+ConfigFile = Annotated[Path | None, flag("TOML file with any of these options.", "--config")]
 HelpAll = Annotated[
-    bool, typer.Option("--help-all", is_eager=True, callback=show_all, help="Show every option.")
+    bool, flag("Show every option.", "--help-all", is_eager=True, callback=show_all)
 ]
 
 

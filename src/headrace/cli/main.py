@@ -19,6 +19,7 @@ from ..base.environment import debug
 from ..base.errors import HeadraceError
 from ..base.names import hint
 from ..base.version import VERSION
+from .flags import flag
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("headrace.cli.serve:command", "Serve a model over HTTP, OpenAI-compatible."),
@@ -157,7 +158,7 @@ def _version(wanted: bool) -> None:
 @application.callback()
 def headrace(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
+        bool, flag("Print it and exit.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Headrace runs, serves, measures, plans and ships generative-AI inference."""

@@ -18,6 +18,7 @@ from ..factory.to_gguf import MIX
 from ..quantise.text import TOKENS
 from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
+from .flags import argument, flag
 from .progress import DownloadBars
 
 DEFAULT = "q4_k"
@@ -26,44 +27,35 @@ FAILED = 1
 
 
 def quantise(
-    model: Annotated[
-        str, typer.Argument(help="A dense model: as of `headrace serve`.")
-    ] = DEFAULT_MODEL,
+    model: Annotated[str, argument("A dense model: as of `headrace serve`.")] = DEFAULT_MODEL,
     to: Annotated[
-        str | None,
-        typer.Option("--to", help=f"Of a GGUF or of safetensors: {', '.join(TARGETS)}; q4_k."),
+        str | None, flag(f"Of a GGUF or of safetensors: {', '.join(TARGETS)}; q4_k.", "--to")
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(
-            help="A mix of a GGUF's types: size (400MB), or a decode step's time here (20ms)."
-        ),
+        flag("A mix of a GGUF's types: size (400MB), or a decode step's time here (20ms)."),
     ] = None,
     text: Annotated[
         str,
-        typer.Option(
-            help="Text to calibrate on: a UTF-8 file, .jsonl with `text` or `messages`, an "
+        flag(
+            "Text to calibrate on: a UTF-8 file, .jsonl with `text` or `messages`, an "
             f"importance matrix of llama.cpp, {BUILT_IN}, or {NO_TEXT}."
         ),
     ] = BUILT_IN,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of it, spread evenly.")] = TOKENS,
-    out: Annotated[Path | None, typer.Option(help="The result; none: named after both.")] = None,
-    imatrix: Annotated[
-        Path | None, typer.Option(help="Also write llama.cpp's importance matrix here.")
-    ] = None,
-    windows: Annotated[int, typer.Option(min=1, help="Windows of text for the gate.")] = 8,
+    tokens: Annotated[int, flag("Tokens of it, spread evenly.", min=2)] = TOKENS,
+    out: Annotated[Path | None, flag("The result; none: named after both.")] = None,
+    imatrix: Annotated[Path | None, flag("Also write llama.cpp's importance matrix here.")] = None,
+    windows: Annotated[int, flag("Windows of text for the gate.", min=1)] = 8,
     least_share: Annotated[
         float | None,
-        typer.Option(
-            min=0, help="Share of the original's perplexity to keep; none: by the format."
-        ),
+        flag("Share of the original's perplexity to keep; none: by the format.", min=0),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print size, predicted speed and loss; make nothing.")
+        bool, flag("Print size, predicted speed and loss; make nothing.", "--dry-run")
     ] = False,
-    cache_dir: Annotated[str | None, typer.Option(help="Where models are kept.")] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Download nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    cache_dir: Annotated[str | None, flag("Where models are kept.")] = None,
+    offline: Annotated[bool, flag("Download nothing.", "--offline")] = False,
+    as_json: Annotated[bool, flag("Print one JSON object.", "--json")] = False,
 ) -> None:
     """Make a smaller model; publish it only if it lost no more than is allowed.
 

@@ -6,86 +6,75 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ..base.errors import OptionError
 from ..engine.simulator.routing import ROUTERS
 from ..route.asked import MAX_BODY
 from ..route.gateway import ANSWER_SECONDS
 from ..route.run import route
+from .flags import argument, flag
 
 
 def command(
     servers: Annotated[
         list[str],
-        typer.Argument(
-            help="Addresses: http://host:port …. Asked again and again: dns://name:port (every "
+        argument(
+            "Addresses: http://host:port …. Asked again and again: dns://name:port (every "
             "address of a name), srv://_http._tcp.name (SRV records), "
             "k8s://[namespace/]service[:port] (ready pods)."
         ),
     ],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
-    policy: Annotated[str, typer.Option(help=", ".join(ROUTERS))] = "prefix",
-    migrate: Annotated[
-        bool, typer.Option(help="Streams of a dead server go on at another one.")
-    ] = True,
+    host: Annotated[str, flag("Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, flag("0 takes a free one.", min=0, max=65535)] = 8080,
+    policy: Annotated[str, flag(", ".join(ROUTERS))] = "prefix",
+    migrate: Annotated[bool, flag("Streams of a dead server go on at another one.")] = True,
     max_body: Annotated[
-        int,
-        typer.Option(min=1024, help="Bytes of a request's body, as the servers' own --max-body."),
+        int, flag("Bytes of a request's body, as the servers' own --max-body.", min=1024)
     ] = MAX_BODY,
     answer_seconds: Annotated[
         float,
-        typer.Option(
-            min=1,
-            help="A server that says nothing for so long, before or within an answer, is left.",
-        ),
+        flag("A server that says nothing for so long, before or within an answer, is left.", min=1),
     ] = ANSWER_SECONDS,
     hosts: Annotated[
         str,
-        typer.Option(
-            help="Names under which this gateway is reached beside addresses and local names, as "
+        flag(
+            "Names under which this gateway is reached beside addresses and local names, as "
             "in api.example.com,.example.org; without --key-file it answers under no others."
         ),
     ] = "",
     cors_origins: Annotated[
         str,
-        typer.Option(
-            help="Origins whose web pages may use this gateway, as in "
+        flag(
+            "Origins whose web pages may use this gateway, as in "
             "https://a.example,https://b.example; none: only pages of its own origin."
         ),
     ] = "",
     key_file: Annotated[
         Path | None,
-        typer.Option(
-            help="File with an operator's key of servers that ask for keys, so that they tell what "
+        flag(
+            "File with an operator's key of servers that ask for keys, so that they tell what "
             "their caches hold; it also guards this gateway's /metrics and list of servers."
         ),
     ] = None,
     endpoint_picker: Annotated[
         str,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Tell other gateways where a request is to go: the endpoint picker protocol of "
+        flag(
+            "Tell other gateways where a request is to go: the endpoint picker protocol of "
             "Kubernetes (Envoy's external processing, gRPC).",
+            metavar="HOST:PORT",
         ),
     ] = "",
     endpoint_picker_tls: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder with tls.crt and tls.key, read again when they change; without it that "
+        flag(
+            "Folder with tls.crt and tls.key, read again when they change; without it that "
             "port has no TLS."
         ),
     ] = None,
     endpoint_picker_clients: Annotated[
         Path | None,
-        typer.Option(
-            help="CA (PEM) that certificates of the gateways that ask must come from: mutual TLS."
-        ),
+        flag("CA (PEM) that certificates of the gateways that ask must come from: mutual TLS."),
     ] = None,
-    drain_seconds: Annotated[
-        float, typer.Option(min=0, help="For what runs, after the first signal.")
-    ] = 30.0,
+    drain_seconds: Annotated[float, flag("For what runs, after the first signal.", min=0)] = 30.0,
 ) -> None:
     """Route requests to servers, ours or foreign ones: by prefix and load, past dead ones."""
 

@@ -20,6 +20,7 @@ from ..bench.options import RunOptions
 from ..bench.report import html_report
 from ..engine.simulator.sim_replica import ReplicaSpec
 from .bench_flags import with_flags, with_run_flags
+from .flags import argument, flag
 from .progress import StatusLine
 from .simulate_engines import Engines, show_changes
 
@@ -41,17 +42,17 @@ from .simulate_engines import Engines, show_changes
 def simulate(
     options: RunOptions,
     engines: Engines,
-    model: Annotated[str, typer.Argument(help="Model, or the name of a known architecture.")],
+    model: Annotated[str, argument("Model, or the name of a known architecture.")],
     change: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="The same load with another value of an option of the engines, beside it, as in "
+        flag(
+            "The same load with another value of an option of the engines, beside it, as in "
             "kv_dtype=fp8 or replicas=2,routing=prefix; repeat it.",
+            metavar="NAME=VALUE",
         ),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the report.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    html: Annotated[Path | None, flag("Write the report.")] = None,
+    as_json: Annotated[bool, flag("Print the result as JSON.", "--json")] = False,
 ) -> None:
     """Run a workload of the bench on simulated engines: the real scheduler on virtual time.
 
