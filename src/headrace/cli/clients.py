@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from string import Template
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -17,46 +19,14 @@ from .remote import API_KEY, HERE, Url, named, unreachable
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 KEY = "YOUR_KEY"
+_, *_FOUND = re.split(
+    r"^\[([\w-]+)\] (.*)\n",
+    Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"),
+    flags=re.MULTILINE,
+)
 CLIENTS = {
-    "openai": (
-        "OpenAI's libraries, and what reads their variables",
-        "export OPENAI_BASE_URL=$url/v1\nexport OPENAI_API_KEY=$key",
-    ),
-    "continue": (
-        "Continue: in ~/.continue/config.yaml",
-        "models:\n"
-        "  - name: Headrace\n"
-        "    provider: openai\n"
-        '    model: "$model"\n'
-        "    apiBase: $url/v1\n"
-        "    apiKey: $key\n"
-        "    roles: [chat, edit, apply]\n"
-        "    defaultCompletionOptions:\n"
-        "      contextLength: $context",
-    ),
-    "aider": (
-        "aider",
-        "export OPENAI_API_BASE=$url/v1\nexport OPENAI_API_KEY=$key\naider --model 'openai/$model'",
-    ),
-    "open-webui": (
-        "Open WebUI: the environment of its server",
-        "OPENAI_API_BASE_URL=$reached/v1\nOPENAI_API_KEY=$key",
-    ),
-    "litellm": (
-        "LiteLLM: config.yaml of its proxy",
-        "model_list:\n"
-        '  - model_name: "$model"\n'
-        "    litellm_params:\n"
-        '      model: "openai/$model"\n'
-        "      api_base: $url/v1\n"
-        "      api_key: $key",
-    ),
-    "claude-code": (
-        "Claude Code",
-        "export ANTHROPIC_BASE_URL=$url\n"
-        "export ANTHROPIC_AUTH_TOKEN=$key\n"
-        "export ANTHROPIC_MODEL='$model'",
-    ),
+    name: (title, settings.strip())
+    for name, title, settings in zip(_FOUND[::3], _FOUND[1::3], _FOUND[2::3], strict=True)
 }
 """Name → (title, settings)."""
 

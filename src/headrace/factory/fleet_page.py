@@ -56,18 +56,7 @@ def fleet_page(lake: Lake) -> str:
     refused = lake.refused()
     body = f'<div class="cards">{_cards(services, builds, alarms)}</div>'
     body += "<h2>Services</h2>" + _listed(
-        (
-            "service",
-            "profile",
-            "certified share",
-            "exchanges",
-            "failed",
-            "p50",
-            "p95",
-            "errors",
-            "last",
-        ),
-        [[_said(value) for value in row] for row in services],
+        SERVICE, [[_said(value) for value in row] for row in services]
     )
     if drawn:
         body += charts(drawn)

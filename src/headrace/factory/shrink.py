@@ -152,12 +152,7 @@ class Shrinking:
             steps = {"prefill": prefill_step(case.arch, [min(512, case.arch.max_context)])}
             if case.arch.task == "tokens":
                 steps["decode"] = decode_step(case.arch, 1, context)
-            found[name] = {
-                f"{what} tokens/s": round(
-                    step.tokens / step_time(priced, hardware, step).seconds, 1
-                )
-                for what, step in steps.items()
-            }
+            found[name] = {f"{what} tokens/s": rate(step) for what, step in steps.items()}
         found["model"]["bytes"] = sum(one.size for one in self._source.files)
         found[self.wish.to]["bytes"] = self._bytes(targets)
         if losses:
