@@ -197,21 +197,30 @@ class Retention(Body):
     )
 
 
-class SamplingFields(Body, neglects="sampling"):
-    """Sampling fields that chat and completions share: OpenAI's, and vLLM's extras."""
+class PlainSampling(Body):
+    """Sampling fields that all interfaces have."""
 
-    model: str | None = Field(None, description="Served name; null: the served model.")
-    n: Integer | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Integer | None = Field(None, description="0 or -1: all tokens.")
     min_p: float | None = None
-    repetition_penalty: float | None = None
+    typical_p: float | None = Field(None, description="Locally typical sampling; 1: off.")
+    repeat_penalty: float | None = Field(
+        None, description="llama.cpp's name of repetition_penalty."
+    )
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = Field(None, description="Token id → bias.")
     seed: Integer | None = None
     stop: str | list[str] | None = None
+
+
+class SamplingFields(PlainSampling, neglects="sampling"):
+    """Sampling fields that chat and completions share: OpenAI's, and vLLM's extras."""
+
+    model: str | None = Field(None, description="Served name; null: the served model.")
+    n: Integer | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = Field(None, description="Token id → bias.")
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     min_tokens: Integer | None = None
@@ -245,12 +254,8 @@ class SamplingFields(Body, neglects="sampling"):
     return_tokens_as_token_ids: bool | None = Field(
         None, description="Write tokens in logprobs as token_id:ID."
     )
-    typical_p: float | None = Field(None, description="Locally typical sampling; 1: off.")
     top_a: float | None = Field(None, description="0: off.")
     top_n_sigma: float | None = Field(None, description="0 or -1: off.")
-    repeat_penalty: float | None = Field(
-        None, description="llama.cpp's name of repetition_penalty."
-    )
     bad_words: list[str] | None = Field(None, description="Words that the model may not write.")
     allowed_token_ids: list[TokenId] | None = Field(
         None, description="Allow only these ids in the answer."

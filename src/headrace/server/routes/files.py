@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from ...base.errors import InvalidRequest, NotFound
 from ..files.form import FormReader, Part, boundary_of
 from ..files.store import Arriving, FileStore, StoredFile
-from ..openapi import raw, replies, takes_form
+from ..openapi import ListReply, raw, replies, takes_form
 from ..wire import json_response
 
 MIN_EXPIRY, MAX_EXPIRY = 3600, 2_592_000
@@ -59,12 +59,8 @@ class FileReply(TypedDict):
     status: Literal["processed"]
 
 
-class FileList(TypedDict):
-    object: Literal["list"]
+class FileList(ListReply):
     data: list[FileReply]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedFile(TypedDict):

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from ...base.errors import InvalidRequest
 from ..entry import entered
-from ..openapi import refuses, replies, takes
+from ..openapi import ReplyHead, refuses, replies, takes
 from ..wire import json_response
 from .embeddings import EmbeddingBody, VectorFields, VectorUsage, embedded
 
@@ -30,11 +30,7 @@ class PoolingData(TypedDict):
     data: list[float] | str
 
 
-class PoolingReply(TypedDict):
-    id: str
-    object: str
-    created: int
-    model: str
+class PoolingReply(ReplyHead):
     data: list[PoolingData]
     usage: VectorUsage
 

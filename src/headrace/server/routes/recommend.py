@@ -23,7 +23,7 @@ from ..connection import while_connected
 from ..entry import entered
 from ..fields import Body, Integer
 from ..generation import Usage, check_whole
-from ..openapi import replies, takes
+from ..openapi import ReplyHead, replies, takes
 from ..service import Service
 from ..wire import json_response
 from .rerank import best_first
@@ -52,11 +52,7 @@ class RecommendUsage(TypedDict):
     ids: int
 
 
-class RecommendReply(TypedDict):
-    id: str
-    object: str
-    created: int
-    model: str
+class RecommendReply(ReplyHead):
     scores: list[float]
     order: list[int]
     usage: RecommendUsage

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from ....base.errors import InvalidRequest
 from ...fields import Integer, TokenId
 from ...form import FormFields
+from ...openapi import ReplyHead
 
 OTHER_NAMES = {
     "typical": "typical_p",
@@ -132,11 +133,7 @@ class CompletionChoice(TypedDict):
     prompt_logprobs: NotRequired[list[dict[str, Any] | None]]
 
 
-class CompletionReply(TypedDict):
-    id: str
-    object: str
-    created: int
-    model: str
+class CompletionReply(ReplyHead):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: NotRequired[UsageReply | None]

@@ -7,10 +7,10 @@ from typing import Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Body, Integer, TokenId
+from ...fields import Body, Integer, PlainSampling, TokenId
 
 
-class NativeFields(Body, neglects="llamacpp"):
+class NativeFields(PlainSampling, neglects="llamacpp"):
     """Sampling fields and slot options of llama.cpp."""
 
     model: str | None = None
@@ -22,17 +22,8 @@ class NativeFields(Body, neglects="llamacpp"):
         None, ge=0, description="End the answer before a line with less indentation."
     )
     stream: bool | None = None
-    temperature: float | None = None
-    top_k: Integer | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
     top_n_sigma: float | None = Field(None, description="0 or -1: off.")
-    repeat_penalty: float | None = Field(None, description="Same as repetition_penalty.")
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     seed: Integer | None = Field(None, description="-1: no seed.")
-    stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     json_schema: dict[str, Any] | None = None
     return_tokens: bool | None = None

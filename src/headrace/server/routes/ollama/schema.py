@@ -7,27 +7,17 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Body, Integer, TokenId
+from ...fields import Body, Integer, PlainSampling, TokenId
 
 Think = bool | Literal["low", "medium", "high"]
 
 
-class Options(Body, neglects="ollama options"):
+class Options(PlainSampling, neglects="ollama options"):
     """Ollama's `options`: sampling, and how its own runner loads a model."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Integer | None = None
-    min_p: float | None = None
-    seed: Integer | None = None
     num_predict: Integer | None = Field(
         None, description="Maximum tokens; -1, -2: up to the end of the context."
     )
-    stop: str | list[str] | None = None
-    typical_p: float | None = None
-    repeat_penalty: float | None = Field(None, description="Same as repetition_penalty.")
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
 
 
 class Asked(Body):

@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 
 from ....base.sampling import MAX_LOGPROBS
 from ...fields import Body, Integer, Loose, StructuredOutputs, ToolName
+from ...openapi import ListReply
 
 
 class InputPart(Loose, neglects="responses part"):
@@ -174,9 +175,5 @@ class InputTokens(TypedDict):
     input_tokens: int
 
 
-class ItemList(TypedDict):
-    object: Literal["list"]
+class ItemList(ListReply):
     data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
