@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, get_type_hints
-
-import typer
+from typing import Annotated, Any
 
 from ..base.errors import InvalidRequest
 from ..bench.options import PRESETS, RunOptions
-from .flags import flag
+from .flags import NONE, Named, flag, with_flags
 
 Roofline = Annotated[str | None, flag("Model whose roofline is put beside what is measured.")]
 HardwareOf = Annotated[str, flag("What the server runs on: this, H100, H200 …", "--hardware")]
@@ -49,15 +45,12 @@ PANELS = {
 }
 """Groups of a run's flags in the help."""
 _PANEL = {name: panel for panel, names in PANELS.items() for name in names.split()}
-TYPERS = ("min", "max", "metavar")
-"""Rules of a field that typer checks or shows."""
-NO_HELPS: Mapping[str, str] = MappingProxyType({})
 _SAID: dict[str, Any] = {"seed": int | None, "metrics_urls": list[str] | None, "extra": str | None}
 """Type of a flag that differs from its field's: None for values that `make_options` fills in."""
 
 
 def with_run_flags(
-    *without: str, only: str | None = None, helps: Mapping[str, str] = NO_HELPS, **defaults: Any
+    *without: str, only: str | None = None, helps: Named = NONE, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the flags of a run, except those in `without`, or only those in `only`.
 
@@ -67,63 +60,8 @@ def with_run_flags(
     """
     every = [spec.name for spec in fields(RunOptions)] if only is None else only.split()
     kept = [name for name in every if name not in without]
-    return with_flags(RunOptions, "options", make_options, kept, helps, **defaults)
-
-
-def with_flags(
-    record: Any,
-    name: str,
-    make: Callable[[dict[str, Any]], Any],
-    only: Sequence[str] | None = None,
-    helps: Mapping[str, str] = NO_HELPS,
-    **defaults: Any,
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for each field of a record that has a help text (or for those in
-    `only`).
-
-    `make` turns their values into the command's argument `name`.
-    """
-    specs = [
-        spec
-        for spec in fields(record)
-        if "help" in spec.metadata and (only is None or spec.name in only)
-    ]
-    types = get_type_hints(record) | _SAID
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(command, include_extras=True)
-        every = [
-            p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
-            for p in inspect.signature(command).parameters.values()
-            if p.name != name
-        ]
-        for spec in specs:
-            help = helps.get(spec.name, spec.metadata["help"])
-            flag = typer.Option(
-                *spec.metadata.get("flag", ()),
-                help=help,
-                rich_help_panel=_PANEL.get(spec.name) if record is RunOptions else None,
-                **{name: spec.metadata[name] for name in TYPERS if name in spec.metadata},
-            )
-            every.append(
-                inspect.Parameter(
-                    spec.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=defaults.get(spec.name, None if spec.name in _SAID else spec.default),
-                    annotation=Annotated[types[spec.name], flag],
-                )
-            )
-
-        def run(**values: Any) -> None:
-            given = {spec.name: values.pop(spec.name) for spec in specs}
-            command(**values, **{name: make(given)})
-
-        run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in every}
-        run.__doc__, run.__name__ = command.__doc__, command.__name__
-        return run
-
-    return decorate
+    more = {"helps": helps, "panels": _PANEL, "types": _SAID}
+    return with_flags(RunOptions, "options", make_options, kept, **more, **defaults)
 
 
 def make_options(given: dict[str, Any]) -> RunOptions:

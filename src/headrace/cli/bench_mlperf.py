@@ -21,8 +21,8 @@ from ..bench.mlperf_submission import UNVERIFIED, check_submission, describe_sys
 from ..bench.mlperf_verdict import findings, judged
 from ..bench.options import RunOptions
 from ..bench.run import ask_server, make_material
-from .bench_flags import Out, with_flags, with_run_flags
-from .flags import argument, flag
+from .bench_flags import Out, with_run_flags
+from .flags import argument, flag, with_flags
 
 MODES, BOTH = ("accuracy", "performance"), "both"
 """Modes of `--mode both`, in their order."""

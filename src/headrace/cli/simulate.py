@@ -19,8 +19,8 @@ from ..bench.live import show_result
 from ..bench.options import RunOptions
 from ..bench.report import html_report
 from ..engine.simulator.sim_replica import ReplicaSpec
-from .bench_flags import with_flags, with_run_flags
-from .flags import argument, flag
+from .bench_flags import with_run_flags
+from .flags import argument, flag, with_flags
 from .progress import StatusLine
 from .simulate_engines import Engines, show_changes
 
@@ -38,7 +38,7 @@ from .simulate_engines import Engines, show_changes
         "most."
     },
 )
-@with_flags(Engines, "engines", lambda given: Engines(**given))
+@with_flags(Engines, "engines")
 def simulate(
     options: RunOptions,
     engines: Engines,
