@@ -1,12 +1,16 @@
 """The metrics of one engine, under the names that dashboards know.
 
 vLLM's names come first; its older aliases and NIM's unprefixed ones read the same numbers. Metrics
-without a name elsewhere are called `headrace:`. Times are seconds.
+without a name elsewhere are called `headrace:`. Times are seconds. `metrics.txt` has what each is
+called and which attribute it shows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -37,6 +41,27 @@ STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 CHOICES = (1, 2, 5, 10, 20)
 MOST_ADAPTERS = 100
 """Adapters with series of their own; further ones are counted together as `other`."""
+
+
+class _Row(NamedTuple):
+    """A row of `metrics.txt`."""
+
+    kind: str
+    label: list[str]
+    read: Callable[[Any], Any]
+    help: str
+    names: list[str]
+
+
+def _rows() -> Iterator[_Row]:
+    for row in Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines():
+        if row and not row.startswith("#"):
+            head, attribute, help_, names = row.split(" | ")
+            kind, *label = head.split()
+            yield _Row(kind, label, attrgetter(attribute), help_, names.split())
+
+
+TABLE = tuple(_rows())
 
 
 class EngineMetrics(Collector):
@@ -211,234 +236,36 @@ class EngineMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families, as they are now."""
-        yield from self._state()
-        yield from self._counters()
-        yield from self.drafted.families(self._exposition)
-        yield from self._tier.families(self._exposition, self.stats.split)
-        yield from self._encodings.families(self._exposition)
-        yield from self._histograms()
-
-    def _state(self) -> Iterator[Metric]:
-        x, stats = self._exposition, self.stats
-        yield from x.gauge(
-            "Sequences in work on the device.",
-            stats.running,
-            "vllm:num_requests_running",
-            "num_requests_running",
-        )
-        yield from x.gauge(
-            "Sequences that wait to be worked on.",
-            stats.waiting,
-            "vllm:num_requests_waiting",
-            "num_requests_waiting",
-        )
-        yield from x.gauges(
-            "Sequences that wait, by reason.",
-            "reason",
-            {"capacity": float(stats.waiting), "deferred": 0.0},
-            "vllm:num_requests_waiting_by_reason",
-        )
-        yield from x.gauge(
-            "Share of the KV blocks in use, 0 to 1.",
-            stats.kv_usage,
-            "vllm:kv_cache_usage_perc",
-            "vllm:gpu_cache_usage_perc",
-            "gpu_cache_usage_perc",
-        )
-        yield from x.gauge("Sequences that can run at once.", self.rows, "num_request_max")
+        x = self._exposition
+        yield from self._families("gauge", "counter")
         if self.cache_config:
             yield from x.info("The KV pool.", "vllm:cache_config_info", self.cache_config)
-        yield from x.gauge("1 while requests are served.", self.up, "headrace:engine_up")
-        yield from x.gauge(
-            "Seconds since the step loop last reported.",
-            self.heartbeat(),
-            "headrace:engine_heartbeat_age_seconds",
-        )
-        yield from x.gauges(
-            "Duration of each phase of the latest start.",
-            "phase",
-            self.phases,
-            "headrace:start_phase_seconds",
-        )
+        yield from self.drafted.families(x)
+        yield from self._tier.families(x, self.stats.split)
+        yield from self._encodings.families(x)
+        yield from self._families("histogram")
 
-    def _counters(self) -> Iterator[Metric]:
-        x = self._exposition
-        yield from x.counter(
-            "Sequences that gave up their blocks.", self._preemptions.total, "vllm:num_preemptions"
-        )
-        yield from x.counter(
-            "Tokens looked up in the prefix cache.",
-            self._prefix_queries.total,
-            "vllm:prefix_cache_queries",
-            "vllm:gpu_prefix_cache_queries",
-        )
-        yield from x.counter(
-            "Tokens found in the prefix cache.",
-            self._prefix_hits.total,
-            "vllm:prefix_cache_hits",
-            "vllm:gpu_prefix_cache_hits",
-        )
-        yield from x.counter(
-            "Times that a sequence verified drafts.",
-            self._drafts.total,
-            "vllm:spec_decode_num_drafts",
-        )
-        yield from x.counter(
-            "Drafts that were verified.",
-            self._draft_tokens.total,
-            "vllm:spec_decode_num_draft_tokens",
-        )
-        yield from x.counter(
-            "Drafts that were accepted.",
-            self._accepted_tokens.total,
-            "vllm:spec_decode_num_accepted_tokens",
-        )
-        yield from x.counter(
-            "Prompt tokens.", self._prompt_tokens, "vllm:prompt_tokens", "prompt_tokens"
-        )
-        yield from x.counters(
-            "Prompt tokens, by where their KV came from.",
-            "source",
-            self._sources,
-            "vllm:prompt_tokens_by_source",
-        )
-        yield from x.counter(
-            "Prompt tokens found in a cache.", self._cached_tokens, "vllm:prompt_tokens_cached"
-        )
-        yield from x.counters(
-            "Prompt tokens found in a cache, by tier.",
-            "source",
-            self._cached_sources,
-            "vllm:prompt_tokens_cached_by_source",
-        )
-        yield from x.counter(
-            "Generated tokens.",
-            self._generated_tokens,
-            "vllm:generation_tokens",
-            "generation_tokens",
-        )
-        yield from x.counters(
-            "Requests that ended, by reason.",
-            "finished_reason",
-            self._success,
-            "vllm:request_success",
-        )
-        good = sum(self._success.values.get(name, 0.0) for name in ("stop", "length"))
-        yield from x.counter("Requests answered in full.", good, "request_success")
-        bad = self._success.values.get("error", 0.0)
-        yield from x.counter("Requests that ended with an error.", bad, "request_failure")
-        yield from x.counters(
-            "Requests that ended, by adapter.",
-            "adapter",
-            self._adapter_requests,
-            "headrace:adapter_requests",
-        )
-        yield from x.counters(
-            "Generated tokens, by adapter.",
-            "adapter",
-            self._adapter_tokens,
-            "headrace:adapter_generation_tokens",
-        )
-        yield from x.counters(
-            "Requests turned away before any work.",
-            "reason",
-            self._refused,
-            "vllm:admission_rejections",
-        )
-        yield from x.counters(
-            "Failures of the engine.", "kind", self._failures, "headrace:failures"
-        )
-        yield from x.counter(
-            "Starts of the engine after a failure.", self._restarts, "headrace:engine_restarts"
-        )
-        yield from x.counter(
-            "Requests given to the next engine, unread, when theirs had died.",
-            self._retried,
-            "headrace:requests_retried",
-        )
-        yield from x.counter("Steps.", self._steps, "headrace:steps")
-        for help_, value, name in (
-            ("Time of steps on the device.", self._device_seconds, "device"),
-            ("Time of planning steps.", self._schedule_seconds, "schedule"),
-            (
-                "Time in which the device had no step though there was work.",
-                self._idle_seconds,
-                "idle",
-            ),
-            ("Time that the roofline expected of the steps.", self._predicted_seconds, "predicted"),
-            (
-                "Of the expected time, what starting operators and steps takes.",
-                self._launch_seconds,
-                "launch",
-            ),
-        ):
-            yield from x.counter(help_, value, f"headrace:{name}_seconds")
-        yield from x.counter(
-            "Floating-point operations, estimated.", self._flops, "vllm:estimated_flops_per_gpu"
-        )
-        yield from x.counter(
-            "Bytes read, estimated.", self._bytes, "vllm:estimated_read_bytes_per_gpu"
-        )
+    def _families(self, *kinds: str) -> Iterator[Metric]:
+        for kind, label, read, help_, names in TABLE:
+            if kind in kinds:
+                make = getattr(self._exposition, f"{kind}s" if label else kind)
+                yield from make(help_, *label, read(self), *names)
 
-    def _histograms(self) -> Iterator[Metric]:
-        for help_, histogram, *names in (
-            ("Tokens per step.", self._step_tokens, "vllm:iteration_tokens_total"),
-            ("Device time per step.", self._step_seconds, "headrace:step_seconds"),
-            (
-                "Arrival to first token.",
-                self._first_token,
-                "vllm:time_to_first_token_seconds",
-                "time_to_first_token_seconds",
-            ),
-            (
-                "Time between tokens.",
-                self._between_tokens,
-                "vllm:inter_token_latency_seconds",
-                "vllm:time_per_output_token_seconds",
-                "time_per_output_token_seconds",
-            ),
-            (
-                "Mean time between the tokens of a request.",
-                self._per_token,
-                "vllm:request_time_per_output_token_seconds",
-            ),
-            (
-                "Arrival to end.",
-                self._duration,
-                "vllm:e2e_request_latency_seconds",
-                "e2e_request_latency_seconds",
-            ),
-            ("Arrival to first step.", self._queue, "vllm:request_queue_time_seconds"),
-            ("First step to last token.", self._inference, "vllm:request_inference_time_seconds"),
-            ("First step to first token.", self._prefill, "vllm:request_prefill_time_seconds"),
-            ("First token to last.", self._decode, "vllm:request_decode_time_seconds"),
-            (
-                "Prompt tokens.",
-                self._prompt_length,
-                "vllm:request_prompt_tokens",
-                "request_prompt_tokens",
-            ),
-            (
-                "Generated tokens.",
-                self._answer_length,
-                "vllm:request_generation_tokens",
-                "request_generation_tokens",
-            ),
-            (
-                "Generated tokens of the longest choice.",
-                self._longest,
-                "vllm:request_max_num_generation_tokens",
-            ),
-            ("The max_tokens asked for.", self._max_tokens, "vllm:request_params_max_tokens"),
-            ("The n asked for.", self._choices, "vllm:request_params_n"),
-            ("Preemptions of a request.", self._preempted, "vllm:request_num_preemptions"),
-            (
-                "Prompt tokens that were computed.",
-                self._computed,
-                "vllm:request_prefill_kv_computed_tokens",
-            ),
-        ):
-            yield from self._exposition.histogram(help_, histogram, *names)
+    @property
+    def _age(self) -> float:
+        return self.heartbeat()
+
+    @property
+    def _waiting_by_reason(self) -> dict[str, float]:
+        return {"capacity": float(self.stats.waiting), "deferred": 0.0}
+
+    @property
+    def _good(self) -> float:
+        return sum(self._success.values.get(name, 0.0) for name in ("stop", "length"))
+
+    @property
+    def _bad(self) -> float:
+        return self._success.values.get("error", 0.0)
 
 
 class _Restarting:
