@@ -183,17 +183,13 @@ class Service:
         model is a transcription model."""
         served = self.served
         if served is self._alone:
-            raise InvalidRequest(
-                f"{self.name} is a foreign program; use /v2/models/{self.name}/infer",
-                param="model",
-                code="unsupported_model",
+            raise _unsupported(
+                f"{self.name} is a foreign program; use /v2/models/{self.name}/infer"
             )
         if not writes(served):
-            raise InvalidRequest(
+            raise _unsupported(
                 f"{self.name} transcribes speech and does nothing else; use "
-                "/v1/audio/transcriptions, /v1/audio/translations or /v1/realtime",
-                param="model",
-                code="unsupported_model",
+                "/v1/audio/transcriptions, /v1/audio/translations or /v1/realtime"
             )
         return served
 
@@ -203,11 +199,9 @@ class Service:
         if it is a text model."""
         if self._ears is None:
             _ = self.served
-            raise InvalidRequest(
+            raise _unsupported(
                 f"{self.name} does not hear; /v1/audio and /v1/realtime need a speech model, such "
-                "as whisper-base",
-                param="model",
-                code="unsupported_model",
+                "as whisper-base"
             )
         return self._ears
 
@@ -217,11 +211,9 @@ class Service:
         `InvalidRequest` if nothing here synthesises speech."""
         if self._voices is None:
             _ = self.served
-            raise InvalidRequest(
+            raise _unsupported(
                 f"{self.name} does not speak; /v1/audio/speech needs a voice such as joe, or a "
-                "model whose folder has a speech.json and a codec",
-                param="model",
-                code="unsupported_model",
+                "model whose folder has a speech.json and a codec"
             )
         return self._voices
 
@@ -332,10 +324,8 @@ class Service:
     def check_generates(self) -> None:
         """Raise `InvalidRequest` if the model only makes vectors."""
         if self.engine.files.arch.task != "tokens":
-            raise InvalidRequest(
-                "this model does not generate; use /v1/embeddings, /rerank or /score",
-                param="model",
-                code="unsupported_model",
+            raise _unsupported(
+                "this model does not generate; use /v1/embeddings, /rerank or /score"
             )
 
     @property
@@ -512,6 +502,10 @@ class Service:
                 param="prompt",
             )
         return ids
+
+
+def _unsupported(message: str) -> InvalidRequest:
+    return InvalidRequest(message, param="model", code="unsupported_model")
 
 
 def writes(engine: ServingEngine | HearingEngine | ProgramEngine) -> TypeIs[ServingEngine]:
