@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from string import Template
 from typing import Annotated
@@ -13,20 +12,16 @@ import typer
 
 from ..base.errors import InvalidRequest, Unreachable
 from ..base.names import nearest
+from ..base.sections import read_sections
 from .flags import argument, flag
 from .remote import API_KEY, HERE, Url, named, unreachable
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 KEY = "YOUR_KEY"
-_, *_FOUND = re.split(
-    r"^\[([\w-]+)\] (.*)\n",
-    Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"),
-    flags=re.MULTILINE,
-)
 CLIENTS = {
-    name: (title, settings.strip())
-    for name, title, settings in zip(_FOUND[::3], _FOUND[1::3], _FOUND[2::3], strict=True)
+    name: (title, settings)
+    for name, title, settings in read_sections(Path(__file__).with_suffix(".txt"))
 }
 """Name → (title, settings)."""
 

@@ -1,0 +1,14 @@
+"""Files of text in sections, which are data of a module beside them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def read_sections(path: Path) -> list[tuple[str, str, str]]:
+    """Return (name, title, body) of each section, which begins with a line `[name] title`."""
+    text = path.read_text(encoding="utf-8")
+    _, *found = re.split(r"^\[([\w-]+)\] ?(.*)\n", text, flags=re.MULTILINE)
+    bodies = [body.strip() for body in found[2::3]]
+    return list(zip(found[::3], found[1::3], bodies, strict=True))
