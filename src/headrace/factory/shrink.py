@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ..base.config import EngineOptions
+from ..base.config import EngineOptions, option
 from ..base.errors import InvalidRequest, OptionError, file_errors
 from ..base.modelfiles import ModelFiles
 from ..bench.accuracy import stdlib_corpus, windows
@@ -45,7 +45,9 @@ from . import to_compressed, to_gguf
 from .key import canonical, digest_of, hardware_class
 from .mix import KINDS, Budget, Losses, Mix, best_mix, kinds_of, predicted, weigh
 from .quantise import (
+    BUILT_IN,
     HELD_OUT,
+    NO_TEXT,
     Calibration,
     Quantised,
     importances,
@@ -73,20 +75,23 @@ PRICED = {
 class QuantiseWish:
     """Model, target, and what the result is held to."""
 
-    engine: EngineOptions
-    to: str
-    text: str
-    tokens: int = TOKENS
-    out: Path | None = None
-    """Place of the result; None: the current folder, named after model and target."""
-    windows: int = HELD_OUT[1]
-    """Windows of text for the gate."""
-    imatrix: Path | None = None
-    """File for the importance matrix of the text."""
-    least_share: float | None = None
-    """Share of the original's perplexity; None: as the format usually keeps."""
-    budget: str | None = None
-    """Size or time of a decode step of a mix of types, such as `400MB` or `20ms`."""
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    to: str = ""
+    text: str = option(
+        BUILT_IN,
+        "Text to calibrate on: a UTF-8 file, .jsonl with `text` or `messages`, an importance "
+        f"matrix of llama.cpp, {BUILT_IN}, or {NO_TEXT}.",
+    )
+    tokens: int = option(TOKENS, "Tokens of it, spread evenly.", min=2)
+    out: Path | None = option(None, "The result; none: named after both.")
+    windows: int = option(HELD_OUT[1], "Windows of text for the gate.", min=1)
+    imatrix: Path | None = option(None, "Also write llama.cpp's importance matrix here.")
+    least_share: float | None = option(
+        None, "Share of the original's perplexity to keep; none: by the format.", min=0
+    )
+    budget: str | None = option(
+        None, "A mix of a GGUF's types: size (400MB), or a decode step's time here (20ms)."
+    )
 
 
 class Shrinking:
