@@ -17,12 +17,10 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from ..base.request import StepStats
-from .draft_metrics import DraftMetrics
-from .encoding_metrics import EncodingMetrics
 from .instruments import Exposition, Histogram, Labelled, one_two_five
 from .life import RequestLife
+from .part_metrics import DraftMetrics, EncodingMetrics, TierMetrics
 from .sketch import Sketch
-from .tier_metrics import TierMetrics
 
 FIRST_TOKEN_SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
