@@ -7,8 +7,11 @@ from pathlib import Path
 
 
 def read_sections(path: Path) -> list[tuple[str, str, str]]:
-    """Return (name, title, body) of each section, which begins with a line `[name] title`."""
+    """Return (name, title, body) of each section, which begins with a line `[name] title`.
+
+    In SQL the line is a comment.
+    """
     text = path.read_text(encoding="utf-8")
-    _, *found = re.split(r"^\[([\w-]+)\] ?(.*)\n", text, flags=re.MULTILINE)
+    _, *found = re.split(r"^(?:-- )?\[([\w-]+)\] ?(.*)\n", text, flags=re.MULTILINE)
     bodies = [body.strip() for body in found[2::3]]
     return list(zip(found[::3], found[1::3], bodies, strict=True))

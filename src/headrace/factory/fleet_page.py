@@ -10,7 +10,7 @@ from typing import Any
 from ..roofline.page import charts, page, table
 from ..roofline.plot import Chart, Series
 from .alarms import NAMES
-from .lake import Lake
+from .lake import QUERIES, Lake
 
 POINTS = 120
 """Slices of time in a chart."""
@@ -22,25 +22,6 @@ LATENCIES = {
 }
 SERVICE = ("service", "profile", "certified share", "exchanges", "failed", "p50", "p95", "errors",
            "last")  # fmt: skip
-_DELTAS = """
-WITH told AS (
-    SELECT ts, service, name, labels, value, value - lag(value) OVER (
-        PARTITION BY service, name, labels ORDER BY ts) AS grown
-    FROM metrics WHERE name IN (?, ?))
-SELECT service, ts,
-    sum(CASE WHEN name = ? THEN grown_or_new(grown, value) END) AS seconds,
-    sum(CASE WHEN name = ? THEN grown_or_new(grown, value) END) AS count
-FROM told WHERE grown IS NOT NULL GROUP BY ALL ORDER BY ts"""
-_SERVICES = """
-SELECT service, count(*) FILTER (status IS NOT NULL) AS exchanges,
-    count(*) FILTER (status >= 500) AS failed,
-    quantile_cont(seconds, 0.5) FILTER (status < 400) AS median,
-    quantile_cont(seconds, 0.95) FILTER (status < 400) AS tail,
-    count(*) FILTER (level IN ('error', 'critical')) AS errors, max(ts) AS last
-FROM logs GROUP BY service ORDER BY service"""
-_LATEST = """
-SELECT service, name, arg_max(labels, ts), arg_max(value, ts) FROM metrics
-WHERE name IN ('headrace_certified_share', 'headrace_profile_info') GROUP BY ALL"""
 
 
 def fleet_page(lake: Lake) -> str:
@@ -78,10 +59,10 @@ def fleet_page(lake: Lake) -> str:
 
 def _services(database: Any) -> list[list[Any]]:
     latest: dict[str, dict[str, Any]] = {}
-    for service, name, labels, value in database.execute(_LATEST).fetchall():
+    for service, name, labels, value in database.execute(QUERIES["latest"]).fetchall():
         found = json.loads(labels) if name.endswith("_info") else value
         latest.setdefault(service, {})[name] = found
-    rows = {row[0]: row for row in database.execute(_SERVICES).fetchall()}
+    rows = {row[0]: row for row in database.execute(QUERIES["services"]).fetchall()}
     made = []
     for service in sorted({*rows, *latest}):
         _, count, failed, median, tail, errors, last = rows.get(service) or (service, *[None] * 6)
@@ -107,7 +88,7 @@ def _latencies(database: Any) -> list[Chart]:
     made = []
     for title, name in LATENCIES.items():
         names = [f"{name}_sum", f"{name}_count"]
-        rows = database.execute(_DELTAS, [*names, *names]).fetchall()
+        rows = database.execute(QUERIES["deltas"], [*names, *names]).fetchall()
         points = [(one, when, s / n * 1e3) for one, when, s, n in rows if n and s is not None]
         if points:
             made.append(_over_time(f"{title}, mean", "ms", points))
@@ -115,10 +96,7 @@ def _latencies(database: Any) -> list[Chart]:
 
 
 def _errors(database: Any) -> list[Chart]:
-    rows = database.execute(
-        "SELECT service, date_trunc('minute', ts) AS minute, 100.0 * count(*) FILTER "
-        "(status >= 500) / count(*) FROM logs WHERE status IS NOT NULL GROUP BY ALL ORDER BY minute"
-    ).fetchall()
+    rows = database.execute(QUERIES["errors"]).fetchall()
     return [_over_time("Failed exchanges by minute", "%", rows)] if rows else []
 
 
@@ -144,13 +122,7 @@ def _over_time(title: str, unit: str, points: list[tuple[str, datetime, float]])
 
 
 def _builds(database: Any) -> list[list[str]]:
-    rows = database.execute(
-        "SELECT cell, profile, rings, list(stage ORDER BY stage) FILTER (outcome = 'passed'), "
-        "list(stage || ': ' || reason ORDER BY stage) FILTER (outcome = 'failed'), "
-        "list(stage || ': ' || reason ORDER BY stage) FILTER (outcome = 'not evaluated') "
-        "FROM (SELECT *, max(ts) OVER (PARTITION BY cell) AS newest FROM builds) "
-        "WHERE ts = newest GROUP BY cell, profile, rings ORDER BY cell"
-    ).fetchall()
+    rows = database.execute(QUERIES["builds"]).fetchall()
     return [
         [cell, profile[:19] or "none signed", rings or "–", ", ".join(passed or ()),
          "; ".join(failed or ()) or "–", "; ".join(open_ or ()) or "–"]
@@ -159,10 +131,7 @@ def _builds(database: Any) -> list[list[str]]:
 
 
 def _alarms(database: Any) -> list[list[str]]:
-    rows = database.execute(
-        "SELECT ts, what, metric, before, after, change, chance, confirmed FROM alarms "
-        "ORDER BY ts DESC"
-    ).fetchall()
+    rows = database.execute(QUERIES["alarms"]).fetchall()
     return [
         [f"{ts:%Y-%m-%d %H:%M}", what, metric, f"{before[:12]} → {after[:12]}", f"×{change:.3f}",
          f"{chance:.4f}", "alarm" if confirmed else "nobody: not confirmed"]
@@ -171,10 +140,7 @@ def _alarms(database: Any) -> list[list[str]]:
 
 
 def _runs(database: Any) -> list[list[str]]:
-    rows = database.execute(
-        "SELECT what, count(*), max(ts), arg_max(metrics, ts) FROM runs WHERE valid "
-        "GROUP BY what ORDER BY what"
-    ).fetchall()
+    rows = database.execute(QUERIES["runs"]).fetchall()
     return [
         [what, str(count), f"{last:%Y-%m-%d %H:%M}", ", ".join(
             f"{name} {value:.4g}"

@@ -24,6 +24,7 @@ import msgspec
 
 from ..base.environment import cache_root
 from ..base.errors import InvalidRequest, OptionError, Untrusted, file_errors
+from ..base.sections import read_sections
 from ..bench import history
 from .rows import MOST_LINE, REASONS, SCHEMA, log_row
 from .store import held
@@ -292,6 +293,9 @@ class Lake:
                 if left.is_file():
                     left.unlink(missing_ok=True)
             yield
+
+
+QUERIES = {name: query for name, _, query in read_sections(Path(__file__).with_name("queries.sql"))}
 
 
 def library() -> Any:
