@@ -17,6 +17,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from ..base.request import StepStats
+from ..base.sections import read_rows
 from .instruments import Exposition, Histogram, Labelled, one_two_five
 from .life import RequestLife
 from .part_metrics import DraftMetrics, EncodingMetrics, TierMetrics
@@ -52,11 +53,10 @@ class _Row(NamedTuple):
 
 
 def _rows() -> Iterator[_Row]:
-    for row in Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines():
-        if row and not row.startswith("#"):
-            head, attribute, help_, names = row.split(" | ")
-            kind, *label = head.split()
-            yield _Row(kind, label, attrgetter(attribute), help_, names.split())
+    for row in read_rows(Path(__file__).with_suffix(".txt")):
+        head, attribute, help_, names = row.split(" | ")
+        kind, *label = head.split()
+        yield _Row(kind, label, attrgetter(attribute), help_, names.split())
 
 
 TABLE = tuple(_rows())
