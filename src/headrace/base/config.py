@@ -375,22 +375,9 @@ def read_toml(path: Path, what: str, param: str) -> dict[str, Any]:
 
 def parse_size(text: str, param: str) -> int:
     """Return the bytes of a size such as `2GiB`, `512MiB`, `1.5GB` or a plain number of bytes."""
-    units = {
-        "": 1,
-        "b": 1,
-        "k": 2**10,
-        "kb": 10**3,
-        "kib": 2**10,
-        "m": 2**20,
-        "mb": 10**6,
-        "mib": 2**20,
-        "g": 2**30,
-        "gb": 10**9,
-        "gib": 2**30,
-        "t": 2**40,
-        "tb": 10**12,
-        "tib": 2**40,
-    }
+    units = {"": 1, "b": 1}
+    for power, letter in enumerate("kmgt", 1):
+        units |= {letter: 1024**power, f"{letter}b": 1000**power, f"{letter}ib": 1024**power}
     stripped = text.strip().lower()
     number = stripped.rstrip("bikmgt")
     try:

@@ -71,6 +71,15 @@ class Entrance:
         self.residents: Resting | None = None
 
 
+def _of_door(name: str, doc: str) -> Any:
+    """Make a property that reads and sets the entrance's attribute of this name."""
+    return property(
+        lambda service: getattr(service._door, name),
+        lambda service, value: setattr(service._door, name, value),
+        doc=doc,
+    )
+
+
 class Service:
     """One served model and its HTTP state, which `attaching.attach` opens. Services of several
     models (`beside`) share the state of the server."""
@@ -217,32 +226,11 @@ class Service:
             )
         return self._voices
 
-    @property
-    def draining(self) -> bool:
-        """Whether new work is refused, for the server ends."""
-        return self._door.draining
-
-    @draining.setter
-    def draining(self, draining: bool) -> None:
-        self._door.draining = draining
-
-    @property
-    def residents(self) -> Resting | None:
-        """Loader of further models; None: this server has the one that it was started with."""
-        return self._door.residents
-
-    @residents.setter
-    def residents(self, residents: Resting | None) -> None:
-        self._door.residents = residents
-
-    @property
-    def in_work(self) -> int:
-        """Requests that hold, or wait for, an engine."""
-        return self._door.in_work
-
-    @in_work.setter
-    def in_work(self, in_work: int) -> None:
-        self._door.in_work = in_work
+    draining: bool = _of_door("draining", "Whether new work is refused, for the server ends.")
+    residents: Resting | None = _of_door(
+        "residents", "Loader of further models; None: this server has the one it was started with."
+    )
+    in_work: int = _of_door("in_work", "Requests that hold, or wait for, an engine.")
 
     @property
     def modalities(self) -> list[Literal["text", "audio", "image", "video"]]:
