@@ -9,13 +9,14 @@ the reason. An option earns its place here with a measurement; anything for debu
 from __future__ import annotations
 
 import math
+import operator
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from .errors import OptionError, file_errors
+from .errors import HeadraceError, InvalidRequest, OptionError, file_errors, one_of
 from .names import hinted
 
 DEFAULT_MODEL = "qwen2.5-coder-0.5b"
@@ -338,7 +339,7 @@ _WORDS = {
 def verify_options(options: Any) -> None:
     """Check every field of an options record against its metadata's rules."""
     for spec in fields(options):
-        value, rules = getattr(options, spec.name), spec.metadata
+        value = getattr(options, spec.name)
         allowed_types = str(spec.type).split(" | ")
         if not any(_TYPES[name](value) for name in allowed_types):
             raise OptionError(
@@ -346,21 +347,28 @@ def verify_options(options: Any) -> None:
                 f"not {value!r:.80}",
                 param=spec.name,
             )
+    verify_bounds(options, OptionError)
+
+
+BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+    "low": ("at least", operator.ge),
+    "high": ("at most", operator.le),
+    "above": ("above", lambda value, bound: math.isfinite(value) and value > bound),
+}
+"""Rule of an option → its words and test."""
+
+
+def verify_bounds(options: Any, kind: type[HeadraceError] = InvalidRequest) -> None:
+    """Raise `kind` for the first field of a record outside its `option`'s choices or bounds."""
+    for spec in fields(options):
+        name, value, rules = spec.name, getattr(options, spec.name), spec.metadata
         if value is None:
             continue
         if "choices" in rules and value not in rules["choices"]:
-            allowed = ", ".join(str(choice) for choice in rules["choices"])
-            raise OptionError(
-                f"{spec.name} must be one of {allowed}, not {value!r}", param=spec.name
-            )
-        if "low" in rules and value < rules["low"]:
-            raise OptionError(
-                f"{spec.name} must be at least {rules['low']}, not {value}", param=spec.name
-            )
-        if "high" in rules and value > rules["high"]:
-            raise OptionError(
-                f"{spec.name} must be at most {rules['high']}, not {value}", param=spec.name
-            )
+            one_of(str(value), [str(choice) for choice in rules["choices"]], name, kind)
+        for rule, (words, holds) in BOUNDS.items():
+            if rule in rules and not holds(value, rules[rule]):
+                raise kind(f"{name} must be {words} {rules[rule]}, not {value}", param=name)
 
 
 def read_toml(path: Path, what: str, param: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ line. Anything else that escapes is a bug and is reported as one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -200,6 +200,14 @@ class Undecodable(ValueError):
 
     well_formed = False
     """Whether they are valid JSON or MessagePack of another type than expected."""
+
+
+def one_of(
+    value: object, allowed: Collection[str], param: str, kind: type[HeadraceError] = InvalidRequest
+) -> None:
+    """Raise `kind` unless `value` is among `allowed`, which the message lists."""
+    if value not in allowed:
+        raise kind(f"{param} must be one of {', '.join(allowed)}, not {value!r:.80}", param=param)
 
 
 @contextmanager

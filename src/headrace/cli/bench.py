@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..base.config import parse_seconds
-from ..base.errors import HeadraceError, InvalidRequest, file_errors
+from ..base.errors import HeadraceError, InvalidRequest, file_errors, one_of
 from ..bench import compare as comparing
 from ..bench.checking import AccuracyGate, said
 from ..bench.export import aiperf, vllm_bench
@@ -295,8 +295,7 @@ def report_command(
             lambda: json.dumps(aiperf(found, records), indent=1),
         ),
     }
-    if format not in texts:
-        raise InvalidRequest("format must be html, png, csv, vllm, aiperf or text", param="format")
+    one_of(format, (*texts, "png", "text"), "format")
     name, make = texts[format]
     print(write_text(place / name, make()))
 

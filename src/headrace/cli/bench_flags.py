@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..base.errors import InvalidRequest
+from ..base.errors import InvalidRequest, one_of
 from ..bench.options import PRESETS, RunOptions
 from .flags import NONE, Named, flag, with_flags
 
@@ -69,10 +69,7 @@ def make_options(given: dict[str, Any]) -> RunOptions:
     given = dict(given)
     preset = given.pop("preset", None)
     if preset is not None:
-        if preset not in PRESETS:
-            raise InvalidRequest(
-                f"preset must be one of {', '.join(PRESETS)}, not {preset!r}", param="preset"
-            )
+        one_of(preset, PRESETS, "preset")
         given["input"], given["output"] = PRESETS[preset]
         given["preset"] = preset
     if "extra" in given:

@@ -19,11 +19,12 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from ..base.config import verify_bounds
 from ..base.errors import InvalidRequest
 from ..bench.compare import INVALID_RUN
 from ..bench.hearing import SoundLoad
 from ..bench.hearing_limit import add_hearing_limit, hearing_limit
-from ..bench.options import RunOptions, verify_bounds
+from ..bench.options import RunOptions
 from ..bench.run import ask_server
 from ..bench.sounds import read_recordings
 from ..bench.store import write_text

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from ..base.config import DEFAULT_MODEL, EngineOptions
-from ..base.errors import OptionError
+from ..base.errors import OptionError, one_of
 from ..base.extras import needing_torch
 from ..factory.convert import TARGETS, Converting, ConvertWish
 from .flags import argument, flag
@@ -40,8 +40,7 @@ def convert(
 
     The result is opened again, and all its numbers are compared with the model's.
     """
-    if to not in TARGETS:
-        raise OptionError(f"to must be one of {', '.join(TARGETS)}, not {to!r}", param="to")
+    one_of(to, TARGETS, "to", OptionError)
     console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
     engine = EngineOptions(model=model, cache_dir=cache_dir, offline=offline)
     bars = DownloadBars(sys.stderr, enabled=not as_json)

@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from ..base.config import parse_seconds
-from ..base.errors import HeadraceError, InvalidRequest
+from ..base.errors import HeadraceError, InvalidRequest, one_of
 from ..bench.material import Material
 from ..bench.options import RunOptions
 from ..bench.run import make_sessions
@@ -200,10 +200,7 @@ def plan(
 
 
 def _verify_command(name: str, *, as_json: bool) -> None:
-    if name not in STARTS:
-        raise InvalidRequest(
-            f"command must be one of {', '.join(STARTS)}, not {name!r:.60}", param="command"
-        )
+    one_of(name, STARTS, "command")
     if as_json:
         raise InvalidRequest("command prints no JSON: leave out --json", param="command")
 

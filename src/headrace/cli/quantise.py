@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from ..base.config import DEFAULT_MODEL, EngineOptions
-from ..base.errors import OptionError
+from ..base.errors import OptionError, one_of
 from ..factory.quantise import TARGETS
 from ..factory.shrink import QuantiseWish, Shrinking, write_report
 from ..factory.to_gguf import MIX
@@ -45,8 +45,7 @@ def quantise(
     Ended at any point (Ctrl-C, kill), the same command goes on from the last finished layer.
     """
     to = to or (DEFAULT if wish.budget is None else MIX)
-    if to not in TARGETS:
-        raise OptionError(f"to must be one of {', '.join(TARGETS)}, not {to!r}", param="to")
+    one_of(to, TARGETS, "to", OptionError)
     console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
     engine = EngineOptions(model=model, cache_dir=cache_dir, offline=offline)
     wish = replace(wish, engine=engine, to=to)

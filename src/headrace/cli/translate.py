@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..base.environment import cache_root
-from ..base.errors import OptionError, file_errors
+from ..base.errors import OptionError, file_errors, one_of
 from ..base.foreign import Undecodable, any_json
 from ..base.names import nearest
 from ..base.other_engines import ENGINES, SOURCES, OtherOption
@@ -131,10 +131,7 @@ def _counterpart(word: OtherOption) -> str:
 
 
 def _known(engine: str) -> tuple[OtherOption, ...]:
-    if engine not in ENGINES:
-        raise OptionError(
-            f"from must be one of {', '.join(ENGINES)}, not {engine!r:.40}", param="from"
-        )
+    one_of(engine, ENGINES, "from", OptionError)
     return ENGINES[engine]
 
 

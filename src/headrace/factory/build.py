@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..base.config import EngineOptions, option, verify_options
-from ..base.errors import InvalidRequest, file_errors
+from ..base.errors import InvalidRequest, file_errors, one_of
 from ..base.version import VERSION
 from ..bench.accuracy import stdlib_corpus
 from ..bench.reference import Reference, load_reference
@@ -298,6 +298,6 @@ def _names(text: str | None) -> list[str]:
 
 def _listed(text: str | None, known: Collection[str], param: str) -> tuple[str, ...]:
     found = tuple(_names(text))
-    if unknown := [one for one in found if one not in known]:
-        raise InvalidRequest(f"{unknown[0]!r} is none of {', '.join(known)}", param=param)
+    for one in found:
+        one_of(one, known, param)
     return found

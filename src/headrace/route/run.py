@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.config import option
-from ..base.errors import OptionError
+from ..base.errors import OptionError, one_of
 from ..base.systemd import notify
 from ..engine.simulator.routing import ROUTERS
 from ..server.hosts import read_hosts
@@ -77,10 +77,7 @@ def route(
     signal ends them at once. Raises `OptionError` and `PackageAbsent`.
     """
     policy = options.policy
-    if policy not in ROUTERS:
-        raise OptionError(
-            f"policy must be one of {', '.join(ROUTERS)}, not {policy!r}", param="policy"
-        )
+    one_of(policy, ROUTERS, "policy", OptionError)
     fixed, sources = read_servers(servers)
     replicas = replicas_of(fixed)
     router = ROUTERS[policy]()
