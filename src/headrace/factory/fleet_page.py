@@ -7,7 +7,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from ..roofline.page import charts, page, table
+from ..roofline.page import cards, charts, page, table
 from ..roofline.plot import Chart, Series
 from .alarms import NAMES
 from .lake import QUERIES, Lake
@@ -22,6 +22,8 @@ LATENCIES = {
 }
 SERVICE = ("service", "profile", "certified share", "exchanges", "failed", "p50", "p95", "errors",
            "last")  # fmt: skip
+BUILD = ("cell", "profile", "rings", "passed", "failed", "not evaluated")
+ALARM = ("when", "what", "metric", "before → after", "change", "chance", "told")
 
 
 def fleet_page(lake: Lake) -> str:
@@ -35,19 +37,19 @@ def fleet_page(lake: Lake) -> str:
         drawn = _latencies(database) + _errors(database)
         builds, alarms, runs = _builds(database), _alarms(database), _runs(database)
     refused = lake.refused()
-    body = f'<div class="cards">{_cards(services, builds, alarms)}</div>'
-    body += "<h2>Services</h2>" + _listed(
-        SERVICE, [[_said(value) for value in row] for row in services]
-    )
+    shown = {
+        "services": len(services),
+        "exchanges": f"{sum(row[3] or 0 for row in services):,}",
+        "cells": len(builds),
+        "without a profile": sum(row[1] == "none signed" for row in builds),
+        "alarms": sum(row[-1] == "alarm" for row in alarms),
+    }
+    body = cards(shown.items())
+    body += _listed("Services", SERVICE, [[_said(value) for value in row] for row in services])
     if drawn:
         body += charts(drawn)
-    body += "<h2>Builds and gates</h2>" + _listed(
-        ("cell", "profile", "rings", "passed", "failed", "not evaluated"), builds
-    )
-    body += "<h2>Alarms</h2>" + _listed(
-        ("when", "what", "metric", "before → after", "change", "chance", "told"), alarms
-    )
-    body += "<h2>Runs</h2>" + _listed(("what", "runs", "last", "last values"), runs)
+    body += _listed("Builds and gates", BUILD, builds) + _listed("Alarms", ALARM, alarms)
+    body += _listed("Runs", ("what", "runs", "last", "last values"), runs)
     told = ", ".join(f"{count} {why}" for why, count in sorted(refused.items()))
     body += (
         f"<p class='foot'>Lines that were refused: {html.escape(told) or 'none'}. The certified "
@@ -151,25 +153,10 @@ def _runs(database: Any) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def _cards(services: list[list[Any]], builds: list[list[str]], alarms: list[list[str]]) -> str:
-    shown = {
-        "services": len(services),
-        "exchanges": f"{sum(row[3] or 0 for row in services):,}",
-        "cells": len(builds),
-        "without a profile": sum(row[1] == "none signed" for row in builds),
-        "alarms": sum(row[-1] == "alarm" for row in alarms),
-    }
-    return "".join(
-        f'<div class="card"><span>{name}</span><b>{value}</b></div>'
-        for name, value in shown.items()
-    )
-
-
-def _listed(header: tuple[str, ...], rows: list[list[str]]) -> str:
+def _listed(title: str, header: tuple[str, ...], rows: list[list[str]]) -> str:
     if not rows:
-        return "<p>There is none.</p>"
-    more = f"<p>{len(rows) - MOST} more are not shown.</p>" if len(rows) > MOST else ""
-    return table(header, rows[:MOST]).replace("<table", '<table class="left"') + more
+        return f"<h2>{title}</h2><p>There is none.</p>"
+    return table(header, rows, title=title, left=True, most=MOST)
 
 
 def _said(value: Any) -> str:

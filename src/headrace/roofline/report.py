@@ -173,7 +173,7 @@ def html_page(
     """Build one page with table and charts for each named step."""
     body = ""
     for name, time in steps:
-        body += f"<h2>{name}</h2>" + table(COLUMNS, rows(time))
+        body += table(COLUMNS, rows(time), title=name)
         body += charts(
             [roofline_chart(case, hardware, time, step=name), share_chart(time, step=name)]
         )
