@@ -259,11 +259,11 @@ def html_report(result: dict[str, Any]) -> str:
     told = result["server"].get("histograms")
     if told:
         pairs = [[name, _ms(pair["server"]), _ms(pair["client"])] for name, pair in told.items()]
-        head = ("mean, from sending", "server", "client")
-        body += table(head, pairs, title="Server and client")
+        columns = ("mean, from sending", "server", "client")
+        body += table(columns, pairs, title="Server and client")
     if rows := telemetry_rows(result):
-        head = ("series", "unit", "mean", "highest", "last")
-        body += table(head, rows, title="Server and machine over the run")
+        title = "Server and machine over the run"
+        body += table(("series", "unit", "mean", "highest", "last"), rows, title=title)
         if left := result["telemetry"]["left_out"]:
             body += f"<p class='foot'>{len(left)} further series were not kept.</p>"
     audit = result["audit"]
