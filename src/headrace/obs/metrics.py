@@ -8,7 +8,6 @@ called and which attribute it shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +39,15 @@ STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 CHOICES = (1, 2, 5, 10, 20)
 MOST_ADAPTERS = 100
 """Adapters with series of their own; further ones are counted together as `other`."""
+SUMMED = (
+    "seconds", "schedule_seconds", "idle_seconds", "predicted_seconds", "launch_seconds", "flops",
+    "bytes",
+)  # fmt: skip
+"""Fields of `StepStats` that are of one step."""
+SINCE_START = (
+    "preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens", "accepted_tokens",
+)  # fmt: skip
+"""Fields that count from the start of the engine's process."""
 
 
 class _Row(NamedTuple):
@@ -47,7 +55,7 @@ class _Row(NamedTuple):
 
     kind: str
     label: list[str]
-    read: Callable[[Any], Any]
+    path: list[str]
     help: str
     names: list[str]
 
@@ -56,7 +64,7 @@ def _rows() -> Iterator[_Row]:
     for row in read_rows(Path(__file__).with_suffix(".txt")):
         head, attribute, help_, names = row.split(" | ")
         kind, *label = head.split()
-        yield _Row(kind, label, attrgetter(attribute), help_, names.split())
+        yield _Row(kind, label, attribute.split("."), help_, names.split())
 
 
 TABLE = tuple(_rows())
@@ -113,22 +121,11 @@ class EngineMetrics(Collector):
         self._cached_tokens = 0
         self._generated_tokens = 0
         self._steps = 0
-        self._device_seconds = 0.0
-        self._schedule_seconds = 0.0
-        self._idle_seconds = 0.0
-        self._predicted_seconds = 0.0
-        self._launch_seconds = 0.0
-        self._flops = 0.0
-        self._bytes = 0.0
-        self._preemptions = _Restarting()
-        self._prefix_queries = _Restarting()
-        self._prefix_hits = _Restarting()
+        self._sums = dict.fromkeys(SUMMED, 0.0)
+        self._since = {name: _Restarting() for name in SINCE_START}
         self.drafted = DraftMetrics()
         self._tier = TierMetrics()
-        self._encodings = EncodingMetrics()
-        self._drafts = _Restarting()
-        self._draft_tokens = _Restarting()
-        self._accepted_tokens = _Restarting()
+        self._encodings: EncodingMetrics | None = None
         self.registry.register(self)
 
     # Events
@@ -139,22 +136,14 @@ class EngineMetrics(Collector):
         self._steps += 1
         self._step_tokens.observe(stats.tokens)
         self._step_seconds.observe(stats.seconds)
-        self._device_seconds += stats.seconds
-        self._schedule_seconds += stats.schedule_seconds
-        self._idle_seconds += stats.idle_seconds
-        self._predicted_seconds += stats.predicted_seconds
-        self._launch_seconds += stats.launch_seconds
-        self._flops += stats.flops
-        self._bytes += stats.bytes
-        self._preemptions.now(stats.preemptions)
-        self._prefix_queries.now(stats.prefix_queries)
-        self._prefix_hits.now(stats.prefix_hits)
-        self._drafts.now(stats.drafts)
-        self._draft_tokens.now(stats.draft_tokens)
-        self._accepted_tokens.now(stats.accepted_tokens)
+        for name in SUMMED:
+            self._sums[name] += getattr(stats, name)
+        for name, counter in self._since.items():
+            counter.now(getattr(stats, name))
         if stats.tier is not None:
             self._tier.now(stats.tier)
         if stats.encodings is not None:
+            self._encodings = self._encodings or EncodingMetrics()
             self._encodings.now(stats.encodings)
 
     def tokens(self, life: RequestLife, count: int, now: float) -> None:
@@ -219,35 +208,23 @@ class EngineMetrics(Collector):
         """Begin with a new engine process: its own counts start at zero."""
         self._restarts += after_failure
         self._tier.restart()
-        self._encodings.restart()
-        for counter in (
-            self._preemptions,
-            self._prefix_queries,
-            self._prefix_hits,
-            self._drafts,
-            self._draft_tokens,
-            self._accepted_tokens,
-        ):
+        if self._encodings is not None:
+            self._encodings.restart()
+        for counter in self._since.values():
             counter.restart()
 
     # Exposition
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families, as they are now."""
-        x = self._exposition
-        yield from self._families("gauge", "counter")
-        if self.cache_config:
-            yield from x.info("The KV pool.", "vllm:cache_config_info", self.cache_config)
-        yield from self.drafted.families(x)
-        yield from self._tier.families(x, self.stats.split)
-        yield from self._encodings.families(x)
-        yield from self._families("histogram")
-
-    def _families(self, *kinds: str) -> Iterator[Metric]:
-        for kind, label, read, help_, names in TABLE:
-            if kind in kinds:
+        for kind, label, path, help_, names in TABLE:
+            if (found := _found(self, path)) is not None:
                 make = getattr(self._exposition, f"{kind}s" if label else kind)
-                yield from make(help_, *label, read(self), *names)
+                yield from make(help_, *label, found, *names)
+        if self.cache_config:
+            yield from self._exposition.info(
+                "The KV pool.", "vllm:cache_config_info", self.cache_config
+            )
 
     @property
     def _age(self) -> float:
@@ -264,6 +241,26 @@ class EngineMetrics(Collector):
     @property
     def _bad(self) -> float:
         return self._success.values.get("error", 0.0)
+
+    @property
+    def _split_prompts(self) -> Labelled | None:
+        """Prompts by their end; counts restart with the engine's process."""
+        if self.stats.split is None:
+            return None
+        prompts = Labelled()
+        for end in ("brought", "declined", "failed", "left", "here", "computed", "refused"):
+            prompts.add(end, getattr(self.stats.split, end))
+        return prompts
+
+
+def _found(metrics: EngineMetrics, path: list[str]) -> Any:
+    """Return what a path leads to; None if the engine has no such part."""
+    found: Any = metrics
+    for name in path:
+        if found is None:
+            return None
+        found = found[name] if isinstance(found, dict) else getattr(found, name)
+    return found
 
 
 class _Restarting:
