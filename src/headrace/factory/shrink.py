@@ -51,10 +51,10 @@ from .quantise import (
     Calibration,
     Quantised,
     importances,
+    named_after,
     quantise_files,
     recipe_of,
     text_of,
-    typeless,
 )
 from .source import find_source, model_path
 
@@ -109,8 +109,8 @@ class Shrinking:
         self._folder = self.files.path if self.files.path.is_dir() else self.files.path.parent
         self._source = find_source(engine)
         self._paths = {one.path: self._folder / one.path for one in self._source.files}
-        ending = ".gguf" if wish.to in to_gguf.TARGETS else ".safetensors"
-        self.out = wish.out or Path(_name_of(self._source.name, wish.to, single=ending == ".gguf"))
+        single = wish.to in to_gguf.TARGETS
+        self.out = wish.out or Path(named_after(self._source.name, wish.to, single=single))
         if self.out.exists():
             raise InvalidRequest(f"{self.out} exists; choose another with --out", param="out")
         self._budget = None if wish.budget is None else Budget.parse(wish.budget)
@@ -395,8 +395,3 @@ def _errors_chart(tensors: list[dict[str, Any]]) -> Chart:
     return Chart(
         "Error of each product on the text", "tensor", "share of its square", series, log_y=True
     )
-
-
-def _name_of(model: str, to: str, *, single: bool) -> str:
-    stem = typeless(Path(model).name.removesuffix(".gguf"))
-    return f"{stem}-{to}.gguf" if single else f"{stem}-{to}"
