@@ -50,7 +50,7 @@ SINCE_START = (
 """Fields that count from the start of the engine's process."""
 
 
-class _Row(NamedTuple):
+class _MetricRow(NamedTuple):
     """A row of `metrics.txt`."""
 
     kind: str
@@ -60,11 +60,11 @@ class _Row(NamedTuple):
     names: list[str]
 
 
-def _rows() -> Iterator[_Row]:
+def _rows() -> Iterator[_MetricRow]:
     for row in read_rows(Path(__file__).with_suffix(".txt")):
         head, attribute, help_, names = row.split(" | ")
         kind, *label = head.split()
-        yield _Row(kind, label, attribute.split("."), help_, names.split())
+        yield _MetricRow(kind, label, attribute.split("."), help_, names.split())
 
 
 TABLE = tuple(_rows())

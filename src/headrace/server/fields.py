@@ -1,4 +1,4 @@
-"""Common parts of request bodies: strictness, sampling fields, inert fields.
+"""Common parts of bodies: strictness, sampling fields, inert fields, heads of answers.
 
 A field of a request has one of four kinds (ADR 0047). *Supported*. *Inert*: a hint that cannot be
 seen in the answer; it is accepted, and docs/fields.md gives the reason. *Unsupported*: it would
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import CoreSchema
+from typing_extensions import TypedDict
 
 from ..base.errors import InvalidRequest
 from ..base.foreign import any_json
@@ -386,3 +387,19 @@ def _logit_bias(given: dict[str, float] | None) -> dict[int, float]:
         raise InvalidRequest(
             "the keys of logit_bias must be token ids", param="logit_bias"
         ) from None
+
+
+class ReplyHead(TypedDict):
+    id: str
+    object: str
+    created: int
+    model: str
+
+
+class ListReply(TypedDict):
+    """A page of a list, without its items."""
+
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

@@ -39,7 +39,7 @@ FAILURES = (
 """Kinds of failures outside the engine (docs/reliability.md describes their effects)."""
 
 
-class _Told(Collector):
+class _KeptByOthers(Collector):
     """A counter that another part of this process keeps."""
 
     def __init__(
@@ -62,14 +62,16 @@ def _lost_lines() -> dict[str, float]:
 
 
 TOLD = (
-    _Told("headrace_log_lines_lost", "Log lines that could not be written.", None, _lost_lines),
-    _Told(
+    _KeptByOthers(
+        "headrace_log_lines_lost", "Log lines that could not be written.", None, _lost_lines
+    ),
+    _KeptByOthers(
         "headrace_thread_failures",
         "Errors in threads of the API process, by thread; the engine's: headrace:failures.",
         "thread",
         lambda: THREADS.failures,
     ),
-    _Told(
+    _KeptByOthers(
         "headrace_ignored_fields",
         "Keys of messages and tools, and keywords of schemas, that were left out.",
         "where",
@@ -99,7 +101,7 @@ class HttpMeter:
             def totals(name: str = name) -> dict[str, float]:
                 return {one.key.name: getattr(one.totals, name) for one in accounts or ()}
 
-            told = _Told(f"headrace_key_{name}", f"{words} by API key.", "key", totals)
+            told = _KeptByOthers(f"headrace_key_{name}", f"{words} by API key.", "key", totals)
             self.registry.register(told)
         self._exchanges = counter(
             "headrace_http_requests",

@@ -27,22 +27,6 @@ class ErrorReply(TypedDict):
     error: ErrorDetail
 
 
-class ReplyHead(TypedDict):
-    id: str
-    object: str
-    created: int
-    model: str
-
-
-class ListReply(TypedDict):
-    """A page of a list, without its items."""
-
-    object: Literal["list"]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
 def takes(model: Any) -> Callable[[Endpoint], Endpoint]:
     """Mark an endpoint: its JSON body is a `model`, or one of several (a union)."""
 

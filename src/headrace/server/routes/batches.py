@@ -15,8 +15,8 @@ from ...base.errors import InvalidRequest, NotFound, RateLimited
 from ..batches.record import UNFINISHED, Batch, Status, new_batch_id
 from ..batches.runner import BatchRunner
 from ..body import read_model
-from ..fields import Body
-from ..openapi import ListReply, replies, takes
+from ..fields import Body, ListReply
+from ..openapi import replies, takes
 from ..service import of
 from ..wire import json_response
 from .files import MAX_EXPIRY, MIN_EXPIRY, files_of, owner_of, page_response

@@ -14,9 +14,10 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from ...base.errors import InvalidRequest, NotFound, one_of
+from ..fields import ListReply
 from ..files.form import FormReader, Part, boundary_of
 from ..files.store import Arriving, FileStore, StoredFile
-from ..openapi import ListReply, raw, replies, takes_form
+from ..openapi import raw, replies, takes_form
 from ..wire import json_response
 
 MIN_EXPIRY, MAX_EXPIRY = 3600, 2_592_000

@@ -13,7 +13,8 @@ from typing_extensions import TypedDict
 
 from ...base.errors import InvalidRequest
 from ..entry import entered
-from ..openapi import ReplyHead, refuses, replies, takes
+from ..fields import ReplyHead
+from ..openapi import refuses, replies, takes
 from ..wire import json_response
 from .embeddings import EmbeddingBody, VectorFields, VectorUsage, embedded
 

@@ -21,9 +21,9 @@ from ...engine.clients.pairs import sigmoid
 from ..caller import engine_id
 from ..connection import while_connected
 from ..entry import entered
-from ..fields import Body, Integer
+from ..fields import Body, Integer, ReplyHead
 from ..generation import Usage, check_whole
-from ..openapi import ReplyHead, replies, takes
+from ..openapi import replies, takes
 from ..service import Service
 from ..wire import json_response
 from .rerank import best_first

@@ -13,8 +13,8 @@ from typing_extensions import TypedDict
 
 from ...engine.clients.pairs import cut_limit, pairs_of, score_inputs
 from ..entry import entered
-from ..fields import Integer, Loose
-from ..openapi import ReplyHead, replies, takes
+from ..fields import Integer, Loose, ReplyHead
+from ..openapi import replies, takes
 from ..service import Service
 from ..vectors import check_vectors
 from ..wire import json_response

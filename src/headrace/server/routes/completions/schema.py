@@ -12,9 +12,8 @@ from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from ....base.errors import InvalidRequest
-from ...fields import Integer, TokenId
+from ...fields import Integer, ReplyHead, TokenId
 from ...form import FormFields
-from ...openapi import ReplyHead
 
 OTHER_NAMES = {
     "typical": "typical_p",

@@ -8,8 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from ....base.sampling import MAX_LOGPROBS
-from ...fields import Body, Integer, Loose, StructuredOutputs, ToolName
-from ...openapi import ListReply
+from ...fields import Body, Integer, ListReply, Loose, StructuredOutputs, ToolName
 
 
 class InputPart(Loose, neglects="responses part"):
