@@ -213,7 +213,7 @@ def choices() -> str:
 
 
 def commands() -> str:
-    return table(["command", "what"], [[f"`{name}`", text] for name, (_, text) in COMMANDS.items()])
+    return table(["command", "what"], [[f"`{name}`", text] for name, text in COMMANDS.items()])
 
 
 def written() -> str:

@@ -133,7 +133,8 @@ def sort_of(module: str, function: Function) -> str:
     if module.startswith("kernels.triton.") and decorated(function, "triton.jit"):
         return "Triton function"
     command = module.startswith("cli.") and (
-        function.name.endswith("_command") or "typer." in ast.unparse(function.args)
+        function.name.endswith("_command")
+        or any(word in ast.unparse(function.args) for word in ("flag(", "argument("))
     )
     return "command" if command else "function"
 

@@ -81,7 +81,7 @@ def test_azure_and_burstgpt(tmp_path: Path) -> None:
         ("sharegpt", '[{"id": 1}]', "entry 0"),
         ("sharegpt", "[half", "not JSON"),
         ("sharegpt", "[]", "no request"),
-        ("parquet", "", "known: sharegpt"),
+        ("parquet", "", "one of sharegpt"),
     ],
 )
 def test_bad_traces_are_named(tmp_path: Path, kind: str, content: str, match: str) -> None:

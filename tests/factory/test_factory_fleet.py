@@ -92,7 +92,7 @@ def test_cells_are_of_kinds_of_machines(made: Made, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("models = [", "cannot be read"),
+        ("models = [", "is not valid TOML"),
         ("models = []", "models not empty"),
         ('models = "one"', "models not empty"),
         ('models = ["one"]\nrecipe = 1', "recipe is none of"),

@@ -9,11 +9,14 @@ the reason. An option earns its place here with a measurement; anything for debu
 from __future__ import annotations
 
 import math
+import operator
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
-from .errors import OptionError
+from .errors import HeadraceError, InvalidRequest, OptionError, file_errors, one_of
 from .names import hinted
 
 DEFAULT_MODEL = "qwen2.5-coder-0.5b"
@@ -336,7 +339,7 @@ _WORDS = {
 def verify_options(options: Any) -> None:
     """Check every field of an options record against its metadata's rules."""
     for spec in fields(options):
-        value, rules = getattr(options, spec.name), spec.metadata
+        value = getattr(options, spec.name)
         allowed_types = str(spec.type).split(" | ")
         if not any(_TYPES[name](value) for name in allowed_types):
             raise OptionError(
@@ -344,41 +347,45 @@ def verify_options(options: Any) -> None:
                 f"not {value!r:.80}",
                 param=spec.name,
             )
+    verify_bounds(options, OptionError)
+
+
+BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+    "low": ("at least", operator.ge),
+    "high": ("at most", operator.le),
+    "above": ("above", lambda value, bound: math.isfinite(value) and value > bound),
+}
+"""Rule of an option → its words and test."""
+
+
+def verify_bounds(options: Any, kind: type[HeadraceError] = InvalidRequest) -> None:
+    """Raise `kind` for the first field of a record outside its `option`'s choices or bounds."""
+    for spec in fields(options):
+        name, value, rules = spec.name, getattr(options, spec.name), spec.metadata
         if value is None:
             continue
         if "choices" in rules and value not in rules["choices"]:
-            allowed = ", ".join(str(choice) for choice in rules["choices"])
-            raise OptionError(
-                f"{spec.name} must be one of {allowed}, not {value!r}", param=spec.name
-            )
-        if "low" in rules and value < rules["low"]:
-            raise OptionError(
-                f"{spec.name} must be at least {rules['low']}, not {value}", param=spec.name
-            )
-        if "high" in rules and value > rules["high"]:
-            raise OptionError(
-                f"{spec.name} must be at most {rules['high']}, not {value}", param=spec.name
-            )
+            one_of(str(value), [str(choice) for choice in rules["choices"]], name, kind)
+        for rule, (words, holds) in BOUNDS.items():
+            if rule in rules and not holds(value, rules[rule]):
+                raise kind(f"{name} must be {words} {rules[rule]}, not {value}", param=name)
+
+
+def read_toml(path: Path, what: str, param: str) -> dict[str, Any]:
+    """Read a TOML file. Raises `OptionError`: "cannot read `what`" with the reason."""
+    with file_errors(OptionError, f"cannot read {what}", param):
+        text = path.read_text(encoding="utf-8")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise OptionError(f"{path} is not valid TOML: {error}", param=param) from None
 
 
 def parse_size(text: str, param: str) -> int:
     """Return the bytes of a size such as `2GiB`, `512MiB`, `1.5GB` or a plain number of bytes."""
-    units = {
-        "": 1,
-        "b": 1,
-        "k": 2**10,
-        "kb": 10**3,
-        "kib": 2**10,
-        "m": 2**20,
-        "mb": 10**6,
-        "mib": 2**20,
-        "g": 2**30,
-        "gb": 10**9,
-        "gib": 2**30,
-        "t": 2**40,
-        "tb": 10**12,
-        "tib": 2**40,
-    }
+    units = {"": 1, "b": 1}
+    for power, letter in enumerate("kmgt", 1):
+        units |= {letter: 1024**power, f"{letter}b": 1000**power, f"{letter}ib": 1024**power}
     stripped = text.strip().lower()
     number = stripped.rstrip("bikmgt")
     try:

@@ -7,6 +7,8 @@ line. Anything else that escapes is a bug and is reported as one.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -198,3 +200,21 @@ class Undecodable(ValueError):
 
     well_formed = False
     """Whether they are valid JSON or MessagePack of another type than expected."""
+
+
+def one_of(
+    value: object, allowed: Collection[str], param: str, kind: type[HeadraceError] = InvalidRequest
+) -> None:
+    """Raise `kind` unless `value` is among `allowed`, which the message lists."""
+    if value not in allowed:
+        raise kind(f"{param} must be one of {', '.join(allowed)}, not {value!r:.80}", param=param)
+
+
+@contextmanager
+def file_errors(kind: type[HeadraceError], what: str, param: str | None = None) -> Iterator[None]:
+    """Raise `kind` with "`what`: reason" if the system refuses a file, or its text is not UTF-8."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise kind(f"{what}: {reason}", param=param) from None

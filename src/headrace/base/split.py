@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-from .errors import OptionError
+from .errors import OptionError, file_errors
 
 LEAST_KEY = 32
 """Bytes of a key file, at least."""
@@ -65,12 +65,8 @@ class Role:
         """Read the key file; None without one. Raises `OptionError`."""
         if self.key is None:
             return None
-        try:
+        with file_errors(OptionError, f"role: {self.key} cannot be read", "role"):
             secret = self.key.read_bytes().strip()
-        except OSError as refused:
-            raise OptionError(
-                f"role: {self.key} cannot be read: {refused.strerror}", param="role"
-            ) from None
         if len(secret) < LEAST_KEY:
             raise OptionError(
                 f"role: {self.key} has {len(secret)} bytes, a key at least {LEAST_KEY}",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ..base.environment import cache_root
-from ..base.errors import HeadraceError, InvalidRequest, OptionError
+from ..base.errors import HeadraceError, InvalidRequest, OptionError, one_of
 from ..base.extras import needing
 from ..roofline.plot import Chart, Series
 from .http import parse_url
@@ -131,10 +131,7 @@ class History:
             for metric in SAMPLES
             for suffix in ("mean", "p50", "p75", "p90", "p95", "p99")
         ]
-        if name not in known:
-            raise InvalidRequest(
-                f"unknown metric {name!r}; known: {', '.join(known)}", param="metric"
-            )
+        one_of(name, known, "metric")
         if not self.path.is_file():
             raise InvalidRequest(f"no history at {self.path} yet", param="history")
         with self._open() as database:

@@ -1,31 +1,18 @@
 """Text of a wished number of tokens.
 
 With a tokenizer: words of its own vocabulary (pieces that are a space and lower-case letters),
-trimmed until encoding gives exactly the wished count. Without one: the plain words below, written
-for this file; common tokenizers make one token of each. The server's usage says how many it
+trimmed until encoding gives exactly the wished count. Without one: the plain words of
+`words.txt`; common tokenizers make one token of each. The server's usage says how many it
 counted. Nothing is fetched.
 """
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Protocol
 
-_PLAIN = """
-the a of to in and is that for it as was with be by on not he this are at from but have an they
-which one you were her all she there would their we him been has when who will more no if out so
-said what up its about into than them can only other new some could time these two may then do
-first any my now such like our over man me even most made after also did many before must through
-back years where much your way well down should because each just those people how too little
-state good very make world still own see men work long get here between both life being under
-never day same another know while last might us great old year off come since against go came
-right used take three states himself few house use during without again place around however home
-small found thought went say part once general high upon school every does got united left number
-course war until always away something fact though water less public put thing almost hand enough
-far took head yet government system better set told nothing night end why called eyes find going
-look asked later knew
-"""
-WORDS = tuple(_PLAIN.split())
+WORDS = tuple(Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split())
 
 
 class Encoder(Protocol):

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..base.config import option, parse_seconds
-from ..base.errors import HeadraceError, InvalidRequest
+from ..base.config import option, parse_seconds, verify_bounds
+from ..base.errors import HeadraceError, InvalidRequest, file_errors, one_of
 from ..base.extras import needed
 from ..obs.tasks import TaskWatch
 from ..obs.threads import THREADS
@@ -46,7 +46,6 @@ from .mlperf_compliance import (
 from .mlperf_hearing import AT_ONCE, KEPT, sound_request, take_transcript, word_accuracy
 from .mlperf_samples import LibrarySample, made
 from .mlperf_submission import SEEDS
-from .options import verify_bounds
 from .record import ClientAudit, RequestRecord
 from .sse import Lines
 from .store import write_text
@@ -114,19 +113,13 @@ class MlperfOptions:
     )
 
     def verify(self) -> None:
-        if self.scenario not in SCENARIOS:
-            raise InvalidRequest(
-                f"scenario must be one of {', '.join(SCENARIOS)}, not {self.scenario!r}",
-                param="scenario",
-            )
-        if self.mode not in ("performance", "accuracy"):
-            raise InvalidRequest("mode must be performance or accuracy", param="mode")
-        if self.test is not None and self.test not in TESTS:
-            raise InvalidRequest(f"test must be one of {', '.join(TESTS)}", param="test")
+        one_of(self.scenario, SCENARIOS, "scenario")
+        one_of(self.mode, ("performance", "accuracy"), "mode")
+        if self.test is not None:
+            one_of(self.test, TESTS, "test")
         if self.test is not None and self.mode != "performance":
             raise InvalidRequest("a compliance test is a performance run", param="mode")
-        if self.score not in SCORES:
-            raise InvalidRequest(f"score must be one of {', '.join(SCORES)}", param="score")
+        one_of(self.score, SCORES, "score")
         if self.user_conf is not None and not self.user_conf.is_file():
             raise InvalidRequest(f"no such file: {self.user_conf}", param="user_conf")
         if self.hears and self.scenario != "Offline":
@@ -338,10 +331,8 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
     folder = place / "accuracy"
     if options.mode == "performance":
         folder = (place / options.test if options.test else place) / "performance" / "run_1"
-    try:
+    with file_errors(HeadraceError, f"{folder}", "out"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HeadraceError(f"{folder}: {error.strerror}", param="out") from None
     under_test = SystemUnderTest(loadgen, options, material)
     sut = loadgen.ConstructSUT(under_test.issue, under_test.flush)
     qsl = loadgen.ConstructQSL(

@@ -16,6 +16,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..base.sections import read_sections
+
 _MODULES = """
 argparse bisect calendar cmd code codeop colorsys configparser contextlib copy csv dataclasses
 difflib filecmp fileinput fnmatch fractions functools getopt glob gzip heapq html.parser inspect
@@ -132,57 +134,23 @@ def _retrieval(rng: random.Random) -> list[str]:
     return [f"Use only these pages.\n\n{shown}\n\n{question}"]
 
 
-OPENERS = """
-How do I keep bread from going stale?|Does freezing change the taste?|And for how long at most?
-What should I see in Lisbon in two days?|I do not like museums.|Where would you eat?
-Why is the sky blue?|Then why is it red in the evening?|Would it be so on Mars?
-Help me to plan a birthday for a child of seven.|It will rain, so indoors.|Write the invitation.
-I slept badly again. What can I try?|I drink coffee until five.|Make me a plan for the evening.
-What is the difference between a virus and a bacterium?|Which of them do antibiotics help against?
-How do I ask my manager for more pay?|She is always in a hurry.|Write the first three sentences.
-Explain compound interest to me.|With an example of a thousand a year.|What if rates fall by half?
-My tomato plants have yellow leaves.|They stand in pots on a balcony.|How often do I water them?
-Should I learn the guitar or the piano first?|I have twenty minutes a day.|What is the first week?
-"""
-STORIES = """
-a lighthouse keeper who finds a letter that was never sent
-two neighbours who share a wall and have never met
-the last train of the night and the only person on it
-a clock maker whose clocks all stop at the same hour
-a village that votes on whether to move the river
-a girl who can hear what old houses remember
-a cook who has lost her sense of taste
-a map with a street on it that nobody can find
-"""
-PASSAGES = """
-The bridge was closed in spring, when the river had risen above its arches. For six weeks people \
-crossed by boat, and some of them say that they talked more in that time than in the ten years \
-before.
-Our office moves to the second floor on Monday. Please put your things into the boxes that stand \
-in the corridor, write your name on each of them, and leave the key of your desk in the lock.
-A good knife needs little care: wash it by hand, dry it at once, and draw it over the steel \
-before you use it. Whoever puts it into the machine will buy a new one within a year.
-The committee found that the new timetable had shortened most journeys, but that passengers who \
-change trains twice now wait longer than before. It proposes to move two departures by five \
-minutes.
-Before the storm the birds were silent. My grandmother closed the shutters, put bread and \
-candles on the table, and told us the story of the winter in which the lake froze to the ground.
-The medicine is taken twice a day with water, never on an empty stomach. If you forget a dose, \
-do not take two at once; go on with the next one at its usual time and tell your doctor.
-"""
+_TEXTS = {
+    name: text.splitlines() for name, _, text in read_sections(Path(__file__).with_suffix(".txt"))
+}
+OPENERS, STORIES, PASSAGES = (_TEXTS[name] for name in ("openers", "stories", "passages"))
 LANGUAGES = "German", "French", "Spanish", "Italian"
 
 
 def _chat(rng: random.Random) -> list[str]:
-    return rng.choice(OPENERS.strip().splitlines()).split("|")
+    return rng.choice(OPENERS).split("|")
 
 
 def _prose(rng: random.Random) -> list[str]:
-    return [f"Write a short story about {rng.choice(STORIES.strip().splitlines())}."]
+    return [f"Write a short story about {rng.choice(STORIES)}."]
 
 
 def _translation(rng: random.Random) -> list[str]:
-    passages = rng.sample(PASSAGES.strip().splitlines(), 2)
+    passages = rng.sample(PASSAGES, 2)
     return [f"Translate into {rng.choice(LANGUAGES)}:\n\n" + "\n\n".join(passages)]
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..base.step import StepPlan
 from ..kernels.timing import Timed
 from ..roofline.composition import compose_plan
-from ..roofline.page import charts, page, table
+from ..roofline.page import charts, notice, page, table
 from ..roofline.plot import Chart, Series
 from ..roofline.step import OperatorTime, StepModel
 from .limit import NOISE
@@ -211,9 +211,8 @@ def operators_page(operators: Sequence[Operator], check: SumCheck, subtitle: str
                 names=[one.name for one in found],
             )
         )
-    bad = "" if check.holds else " bad"
-    body = f'<div class="verdict{bad}">{said(check)}</div>'
+    body = notice(said(check), good=check.holds)
     if (why := too_low(operators)) is not None:
-        body += f'<div class="verdict bad">{why}</div>'
+        body += notice(why, good=False)
     body += charts(drawn)
     return page("Headrace profile", subtitle, body + table(HEADER, rows(operators)))

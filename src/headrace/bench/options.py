@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..base.config import option
-from ..base.errors import InvalidRequest
+from ..base.config import option, verify_bounds
+from ..base.errors import InvalidRequest, one_of
 from .arrivals import parse_arrivals
 from .http import parse_url
 from .lengths import parse_lengths
@@ -137,16 +136,10 @@ class RunOptions:
     def verify(self) -> None:
         """Raise `InvalidRequest` for the first field that is out of its bounds."""
         verify_bounds(self)
-        if self.endpoint not in (None, "completions", "chat", EMBEDDING):
-            raise InvalidRequest(
-                f"endpoint must be completions, chat or embeddings, not {self.endpoint!r}",
-                param="endpoint",
-            )
-        if self.trace is None and self.workload not in WORKLOADS:
-            raise InvalidRequest(
-                f"unknown workload {self.workload!r}; known: {', '.join(WORKLOADS)}",
-                param="workload",
-            )
+        if self.endpoint is not None:
+            one_of(self.endpoint, ("completions", "chat", EMBEDDING), "endpoint")
+        if self.trace is None:
+            one_of(self.workload, WORKLOADS, "workload")
         if self.trace is not None and self.trace.partition(":")[0] not in TRACES:
             raise InvalidRequest(
                 f"a trace is FORMAT:PATH with a format of {', '.join(TRACES)}, not {self.trace!r}",
@@ -245,15 +238,3 @@ class RunOptions:
         if self.tokenizer is not None:
             values["tokenizer"] = Path(self.tokenizer).name
         return values
-
-
-def verify_bounds(options: Any) -> None:
-    """Raise `InvalidRequest` for the first field of a record outside its `option`'s bounds."""
-    for spec in fields(options):
-        name, value, rules = spec.name, getattr(options, spec.name), spec.metadata
-        if value is None:
-            continue
-        if "low" in rules and value < rules["low"]:
-            raise InvalidRequest(f"{name} must be at least {rules['low']}, not {value}", param=name)
-        if "above" in rules and not (math.isfinite(value) and value > rules["above"]):
-            raise InvalidRequest(f"{name} must be above {rules['above']}, not {value}", param=name)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 import re
 from typing import Any
 
-from ..roofline.page import charts, page, table
+from ..roofline.page import cards, charts, notice, page, table
 from ..roofline.plot import Chart, Series
 from .checking import said
 from .result import THROUGHPUT
@@ -234,24 +233,15 @@ def html_report(result: dict[str, Any]) -> str:
     )
     kept = result["slo"] is None or result["slo"]["met"]
     good = result["valid"] and kept and result["succeeded"] == result["requests"]
-    bad = "" if good else " bad"
-    body = f'<div class="verdict{bad}">{html.escape(verdict(result))}</div>'
+    body = notice(verdict(result), good=good)
     if (accuracy := result.get("accuracy")) is not None:
-        bad = "" if accuracy["passed"] else " bad"
-        body += f'<div class="verdict{bad}">{html.escape(said(accuracy))}</div>'
-    body += (
-        '<div class="cards">'
-        + "".join(
-            f'<div class="card"><span>{html.escape(title)}</span><b>{html.escape(text)}</b></div>'
-            for title, text in figure_rows(result)
-        )
-        + "</div>"
-    )
+        body += notice(said(accuracy), good=accuracy["passed"])
+    body += cards(figure_rows(result))
     if latencies := latency_rows(result):
-        body += "<h2>Latency</h2>" + table(HEADER, latencies)
+        body += table(HEADER, latencies, title="Latency")
     body += charts(result_charts(result))
     if result["slo"] is not None:
-        body += "<h2>SLO</h2>" + table(
+        body += table(
             ("limit", "value", "verdict"),
             [
                 [
@@ -261,27 +251,24 @@ def html_report(result: dict[str, Any]) -> str:
                 ]
                 for c in result["slo"]["checks"]
             ],
+            title="SLO",
         )
     if result["findings"]:
-        body += "<h2>Findings</h2>" + table(
-            ("finding", "severity", "what"),
-            [[f["code"], f["severity"], f["text"]] for f in result["findings"]],
-        ).replace("<table", '<table class="left"')
+        found = [[f["code"], f["severity"], f["text"]] for f in result["findings"]]
+        body += table(("finding", "severity", "what"), found, title="Findings", left=True)
     told = result["server"].get("histograms")
     if told:
-        body += "<h2>Server and client</h2>" + table(
-            ("mean, from sending", "server", "client"),
-            [[name, _ms(pair["server"]), _ms(pair["client"])] for name, pair in told.items()],
-        )
+        pairs = [[name, _ms(pair["server"]), _ms(pair["client"])] for name, pair in told.items()]
+        columns = ("mean, from sending", "server", "client")
+        body += table(columns, pairs, title="Server and client")
     if rows := telemetry_rows(result):
-        body += "<h2>Server and machine over the run</h2>" + table(
-            ("series", "unit", "mean", "highest", "last"), rows
-        )
+        title = "Server and machine over the run"
+        body += table(("series", "unit", "mean", "highest", "last"), rows, title=title)
         if left := result["telemetry"]["left_out"]:
             body += f"<p class='foot'>{len(left)} further series were not kept.</p>"
     audit = result["audit"]
     shares = ", ".join(f"{share:.0%}" for share in audit["cpu_share"])
-    body += "<h2>How it was measured</h2>" + table(
+    body += table(
         ("", "value"),
         [
             ["client: event-loop lag p99 / max", _ms(audit["loop_lag_p99"], audit["loop_lag_max"])],
@@ -293,6 +280,7 @@ def html_report(result: dict[str, Any]) -> str:
             ["Headrace", f"{result['headrace']} {result['commit'] or ''}"],
             ["seed", str(options["seed"])],
         ],
+        title="How it was measured",
     )
     body += (
         "<p class='foot'>TTFT and end to end count from the planned time of a request, so waiting "

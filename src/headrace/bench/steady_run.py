@@ -272,39 +272,34 @@ def _held(replica: Replica, length: float) -> int:
     return max(1, min(rows, int(replica.kv.capacity / max(1.0, length))))
 
 
+@dataclass(slots=True)
 class _Watcher:
     """The window of a running simulation."""
 
-    def __init__(
-        self,
-        simulation: Simulation,
-        started: int,
-        least: int,
-        most: int,
-        stays: float,
-        needed: float,
-        *,
-        decides: bool,
-    ) -> None:
-        self._simulation, self._least, self._most = simulation, least, most
-        self._needed = needed
-        self._started, self._stays, self._decides = started, stays, decides
-        self._begin: float | None = None
-        self._wanted, self._highest = least, 1
-        self.tokens: int | None = None
-        """Tokens with which an answer in work counts; None: it does not."""
+    simulation: Simulation
+    started: int
+    least: int
+    most: int
+    stays: float
+    needed: float
+    decides: bool
+    _begin: float | None = None
+    _highest: int = 1
+    _wanted: int = 0
+    tokens: int | None = None
+    """Tokens with which an answer in work counts; None: it does not."""
 
     def enough(self) -> bool:
         """Return whether the window that ends here decides."""
-        simulation = self._simulation
+        simulation = self.simulation
         ended = len(simulation.records)
         self._highest = max(self._highest, simulation.in_work)
         if self._begin is None:
             # A cold start needs some stays until as many are in work as will be.
-            needed = self._started or max(50, 3 * self._highest)
+            needed = self.started or max(50, 3 * self._highest)
             if ended >= max(20, needed):
                 self._begin = simulation.cluster.clock.now
-                self._wanted = max(self._least, math.ceil(self._stays * self._highest))
+                self._wanted = max(self.least, math.ceil(self.stays * self._highest))
             return False
         if ended % LOOK:
             return False
@@ -316,32 +311,32 @@ class _Watcher:
         window = self.window()
         if len(window.records) < self._wanted:
             return False
-        if len(window.records) >= self._most or not self._decides or self._narrow(window):
+        if len(window.records) >= self.most or not self.decides or self._narrow(window):
             return True
-        self._wanted = min(self._most, math.ceil(MORE * len(window.records)))
+        self._wanted = min(self.most, math.ceil(MORE * len(window.records)))
         return False
 
     def window(self) -> Run:
         """Return the requests that came in the window, all of which count."""
-        begin, end = self._begin or 0.0, self._simulation.waiting_since(self.tokens)
+        begin, end = self._begin or 0.0, self.simulation.waiting_since(self.tokens)
         if end <= begin:  # Nothing is in work: all that came.
-            end = self._simulation.cluster.clock.now
-        return part(self._simulation, begin, end, self.tokens)
+            end = self.simulation.cluster.clock.now
+        return part(self.simulation, begin, end, self.tokens)
 
     def _narrow(self, window: Run) -> bool:
-        limits = decided(window, self._needed)
+        limits = decided(window, self.needed)
         if any(one.kept is False for one in limits):
             return True
-        if limits or self._simulation.options.arrivals is not None:
+        if limits or self.simulation.options.arrivals is not None:
             return all(one.kept for one in limits)
-        low, high = throughput(ended_in(self._simulation, window))
+        low, high = throughput(ended_in(self.simulation, window))
         return high - low <= NARROW * (high + low)
 
     def found(self, verdict: Verdict, capacity: Capacity | None, offered: float | None) -> Steady:
         window = self.window()
         if self._begin is None or not window.records:
-            verdict, window = "not steady", part(self._simulation, 0.0, math.inf)
-        return of(self._simulation, window, verdict, capacity, offered, self._needed)
+            verdict, window = "not steady", part(self.simulation, 0.0, math.inf)
+        return of(self.simulation, window, verdict, capacity, offered, self.needed)
 
 
 def _finite(make: Make, options: RunOptions) -> Steady:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..base.errors import HeadraceError, InvalidRequest
+from ..base.errors import HeadraceError, InvalidRequest, file_errors
 from ..base.foreign import Undecodable, json_reader
 from .metrics import SAMPLES
 from .record import RequestRecord
@@ -30,14 +30,9 @@ class Store:
         self.problem: str | None = None
         self._records: io.BufferedWriter | None = None
         if folder is not None:
-            try:
+            with file_errors(InvalidRequest, f"cannot write to {folder}", "out"):
                 folder.mkdir(parents=True, exist_ok=True)
                 self._records = (folder / "requests.jsonl").open("wb")
-            except OSError as error:
-                # Before anything is measured: better now than after an hour.
-                raise InvalidRequest(
-                    f"cannot write to {folder}: {error.strerror or error}", param="out"
-                ) from None
 
     def record(self, record: RequestRecord) -> None:
         if self._records is None or self.problem is not None:
@@ -102,46 +97,22 @@ def read_records(path: Path) -> list[RequestRecord]:
     return records
 
 
+PLAIN = ["number", "session", "turn", "group", "status", "error", "cached_tokens", "finish_reason"]
+TIMES = ("planned", "sent", "end")
+"""Columns that are fields of a record: as they are, and in seconds from the start."""
+
+
 def records_csv(records: list[RequestRecord], start_ns: int) -> str:
     """Format one line per request, times in seconds from the start of the run."""
     per_request = [metric for metric in SAMPLES if metric.name != "itl"]
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow(
-        [
-            "number",
-            "session",
-            "turn",
-            "group",
-            "planned",
-            "sent",
-            "end",
-            "status",
-            "error",
-            "cancelled",
-            "cached_tokens",
-            "finish_reason",
-            "itl_mean",
-            *(metric.name for metric in per_request),
-        ]
-    )
+    writer.writerow([*PLAIN, *TIMES, "cancelled", "itl_mean", *(one.name for one in per_request)])
     for record in records:
         gaps = len(record.chunk_ns) - 1
         mean = (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e9 / gaps if gaps > 0 else ""
-        writer.writerow(
-            [
-                record.number,
-                record.session,
-                record.turn,
-                record.group,
-                *((t - start_ns) / 1e9 for t in (record.planned_ns, record.sent_ns, record.end_ns)),
-                record.status,
-                record.error or "",
-                int(record.cancelled),
-                "" if record.cached_tokens is None else record.cached_tokens,
-                record.finish_reason or "",
-                mean,
-                *(next(iter(metric.values(record)), "") for metric in per_request),
-            ]
-        )
+        plain = [getattr(record, name) for name in PLAIN]
+        times = [(getattr(record, f"{name}_ns") - start_ns) / 1e9 for name in TIMES]
+        values = [next(iter(metric.values(record)), "") for metric in per_request]
+        writer.writerow([*plain, *times, int(record.cancelled), mean, *values])
     return out.getvalue()

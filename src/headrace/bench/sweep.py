@@ -6,7 +6,6 @@ resumes at the first missing point.
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..base.errors import InvalidRequest
-from ..roofline.page import charts, page, table
+from ..roofline.page import charts, notice, page, table
 from ..roofline.plot import Chart, Series
 from .checking import AccuracyGate, lowest, said
 from .metrics import parse_slo
@@ -175,7 +174,8 @@ class Sweeper:
             raise InvalidRequest("a search needs an --slo", param="slo")
         parse_slo(self.base.slo)
         best: Point | None = None
-        value, broken = start, limit
+        value, broken = start, math.inf
+        users = self.by == "concurrency"
         while True:
             point = self.point(value)
             on_point(point)
@@ -183,28 +183,17 @@ class Sweeper:
                 return best
             if point.kept:
                 best = point
-                if value >= limit:
-                    return best
-                value = min(limit, value * 2)
             else:
                 broken = value
-                break
-        if best is None:
-            return None
-        step = 1.0 if self.by == "concurrency" else 0.0
-        while broken - best.value > max(step, precision * broken):
-            value = (best.value + broken) / 2
-            if self.by == "concurrency":
-                value = float(int(value))
-            point = self.point(value)
-            on_point(point)
-            if point.result["interrupted"]:
+            if best is None or best.value >= limit:
                 return best
-            if point.kept:
-                best = point
+            if broken == math.inf:
+                value = min(limit, best.value * 2)
+            elif broken - best.value > max(float(users), precision * broken):
+                value = (best.value + broken) / 2
+                value = float(int(value)) if users else value
             else:
-                broken = value
-        return best
+                return best
 
 
 def pareto(points: Sequence[Point], figure: str = "output_throughput") -> list[Point]:
@@ -348,15 +337,14 @@ def sweep_page(
     body = ""
     if best is not None:
         text = f"largest {best.by} within {best.result['slo']['text']}: {best.value:g}"
-        body = f'<div class="verdict">{html.escape(text)}</div>'
+        body = notice(text, good=True)
     for point in points:
         if (accuracy := point.result.get("accuracy")) is not None and not accuracy["passed"]:
-            text = f"{point.by} {point.value:g}: {said(accuracy)}"
-            body += f'<div class="verdict bad">{html.escape(text)}</div>'
+            body += notice(f"{point.by} {point.value:g}: {said(accuracy)}", good=False)
     ordered = sorted(points, key=lambda point: point.value)
     body += table(COLUMNS, rows(ordered))
     for name, other in others.items():
-        body += f"<h2>{html.escape(name)}</h2>" + table(COLUMNS, rows(other))
+        body += table(COLUMNS, rows(other), title=name)
     body += charts(sweep_charts(ordered, others))
     return page(
         f"Headrace bench: sweep by {points[0].by}",

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import HeadraceError, InvalidRequest
+from ..base.errors import HeadraceError, InvalidRequest, one_of
 from .accuracy import ask_all
 from .job import Target
 from .material import WORDS
@@ -138,10 +138,7 @@ def load_task(name: str, count: int, seed: int = 0) -> list[Item]:
     kind, _, file = name.partition(":")
     if kind == GSM8K:
         return _gsm8k(Path(file) if file else _installed(), count)
-    if name not in BUILT_IN:
-        raise InvalidRequest(
-            f"unknown task {name!r}; known: {', '.join([*BUILT_IN, GSM8K])}", param="tasks"
-        )
+    one_of(name, (*BUILT_IN, GSM8K), "tasks")
     return BUILT_IN[name](random.Random(f"{name} {seed}"), count)
 
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import InvalidRequest
+from ..base.errors import InvalidRequest, one_of
 from .material import Material
 from .workload import Session, Turn
 
@@ -29,10 +29,7 @@ def load_trace(
     kind: str, path: Path, material: Material, *, limit: int | None = None, seed: int = 0
 ) -> list[Session]:
     """Load the sessions of a trace, in order of time; `InvalidRequest` names line and column."""
-    if kind not in TRACES:
-        raise InvalidRequest(
-            f"unknown trace format {kind!r}; known: {', '.join(TRACES)}", param="trace"
-        )
+    one_of(kind, TRACES, "trace")
     if not path.is_file():
         raise InvalidRequest(f"no such trace file: {path}", param="trace")
     try:

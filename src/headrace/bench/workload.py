@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ..base.errors import InvalidRequest
+from ..base.errors import InvalidRequest, one_of
 from .drawings import QUESTIONS, drawing
 from .lengths import Lengths
 from .material import Material
@@ -248,10 +248,7 @@ EMBEDDING = "embeddings"
 
 def make_workload(name: str, wish: Wish) -> list[Session]:
     """Make the sessions of a named workload; `InvalidRequest` lists the names."""
-    if name not in WORKLOADS:
-        raise InvalidRequest(
-            f"unknown workload {name!r}; known: {', '.join(WORKLOADS)}", param="workload"
-        )
+    one_of(name, WORKLOADS, "workload")
     for field_, value, low in (
         ("sessions", wish.sessions, 1),
         ("groups", wish.groups, 1),

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..base.config import parse_seconds
-from ..base.errors import HeadraceError, InvalidRequest
+from ..base.errors import HeadraceError, InvalidRequest, file_errors, one_of
 from ..bench import compare as comparing
 from ..bench.checking import AccuracyGate, said
 from ..bench.export import aiperf, vllm_bench
@@ -56,9 +56,10 @@ from .bench_mlperf import mlperf_check_command, mlperf_command
 from .bench_offline import latency_command, throughput_command
 from .bench_quality import accuracy_command
 from .brief import BriefHelp
+from .flags import argument, flag
 
 Beside = Annotated[
-    list[Path] | None, typer.Option(help="Folder of another sweep for the same charts; repeat it.")
+    list[Path] | None, flag("Folder of another sweep for the same charts; repeat it.")
 ]
 command = typer.Typer(
     help="Measure any OpenAI-compatible server.",
@@ -108,11 +109,10 @@ def run_command(
 @with_run_flags("concurrency", "arrivals", "duration")
 def sweep_command(
     options: RunOptions,
-    points: Annotated[str, typer.Argument(help="Values, as in 1,2,4,8.")],
-    by: Annotated[str, typer.Option(help="concurrency or rate.")] = "concurrency",
+    points: Annotated[str, argument("Values, as in 1,2,4,8.")],
+    by: Annotated[str, flag("concurrency or rate.")] = "concurrency",
     seconds: Annotated[
-        float | None,
-        typer.Option(help="Length of each point; none: 30, or what --requests or --preset take."),
+        float | None, flag("Length of each point; none: 30, or what --requests or --preset take.")
     ] = None,
     out: Out = None,
     history: Keep = True,
@@ -150,11 +150,11 @@ def sweep_command(
 @with_run_flags("concurrency", "arrivals", "duration", "slo")
 def search_command(
     options: RunOptions,
-    slo: Annotated[str, typer.Argument(help="Limits, as in ttft:p99<500ms,tpot:p95<50ms.")],
-    by: Annotated[str, typer.Option(help="concurrency or rate.")] = "concurrency",
-    start: Annotated[float, typer.Option(help="First value tried.")] = 1.0,
-    limit: Annotated[float, typer.Option(help="Largest value tried.")] = 4096.0,
-    seconds: Annotated[float | None, typer.Option(help="Length of each point; none: 30.")] = None,
+    slo: Annotated[str, argument("Limits, as in ttft:p99<500ms,tpot:p95<50ms.")],
+    by: Annotated[str, flag("concurrency or rate.")] = "concurrency",
+    start: Annotated[float, flag("First value tried.")] = 1.0,
+    limit: Annotated[float, flag("Largest value tried.")] = 4096.0,
+    seconds: Annotated[float | None, flag("Length of each point; none: 30.")] = None,
     out: Out = None,
     history: Keep = True,
     roofline: Roofline = None,
@@ -214,10 +214,10 @@ def _sweeper(
 @with_run_flags("url")
 def compare_command(
     options: RunOptions,
-    a: Annotated[str, typer.Argument(help="Address of server A, or a folder of results.")],
-    b: Annotated[str, typer.Argument(help="Address of server B, or a folder of results.")],
-    repeats: Annotated[int, typer.Option(help="Pairs of runs (with addresses).")] = 5,
-    tolerance: Annotated[float, typer.Option(help="Ratios within this are the same.")] = 0.05,
+    a: Annotated[str, argument("Address of server A, or a folder of results.")],
+    b: Annotated[str, argument("Address of server B, or a folder of results.")],
+    repeats: Annotated[int, flag("Pairs of runs (with addresses).")] = 5,
+    tolerance: Annotated[float, flag("Ratios within this are the same.")] = 0.05,
     out: Out = None,
     history: Keep = True,
     roofline: Roofline = None,
@@ -263,8 +263,8 @@ def compare_command(
 
 @command.command("report")
 def report_command(
-    result: Annotated[Path, typer.Argument(help="A folder of results, or its result.json.")],
-    format: Annotated[str, typer.Option(help="html, png, csv, vllm, aiperf or text.")] = "text",
+    result: Annotated[Path, argument("A folder of results, or its result.json.")],
+    format: Annotated[str, flag("html, png, csv, vllm, aiperf or text.")] = "text",
     out: Out = None,
 ) -> None:
     """Write a result again in another form."""
@@ -279,10 +279,8 @@ def report_command(
         show_result(Console(highlight=False, markup=False), found)
         return
     place = out or folder
-    try:
+    with file_errors(InvalidRequest, f"{place}", "out"):
         place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidRequest(f"{place}: {error.strerror or error}", param="out") from None
     if format == "png":
         write_png(result_charts(found), place / "report.png")
         return
@@ -297,8 +295,7 @@ def report_command(
             lambda: json.dumps(aiperf(found, records), indent=1),
         ),
     }
-    if format not in texts:
-        raise InvalidRequest("format must be html, png, csv, vllm, aiperf or text", param="format")
+    one_of(format, (*texts, "png", "text"), "format")
     name, make = texts[format]
     print(write_text(place / name, make()))
 
@@ -323,16 +320,14 @@ def _runs(metric: str, entries: list[Entry]) -> tuple[str, Table]:
 
 @command.command("history")
 def history_command(
-    metric: Annotated[str, typer.Argument(help="As in output_throughput or ttft_p99.")],
-    workload: Annotated[str | None, typer.Option(help="Only whose name has this in it.")] = None,
-    model: Annotated[str | None, typer.Option(help="Likewise.")] = None,
-    server: Annotated[str | None, typer.Option(help="Likewise, of the server's version.")] = None,
-    machine: Annotated[str | None, typer.Option(help="Likewise, of the hardware.")] = None,
-    commit: Annotated[
-        str | None, typer.Option(help="Likewise, of the commit of what was measured.")
-    ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with the plot.")] = None,
-    database: Annotated[Path | None, typer.Option(help="The DuckDB file.")] = None,
+    metric: Annotated[str, argument("As in output_throughput or ttft_p99.")],
+    workload: Annotated[str | None, flag("Only whose name has this in it.")] = None,
+    model: Annotated[str | None, flag("Likewise.")] = None,
+    server: Annotated[str | None, flag("Likewise, of the server's version.")] = None,
+    machine: Annotated[str | None, flag("Likewise, of the hardware.")] = None,
+    commit: Annotated[str | None, flag("Likewise, of the commit of what was measured.")] = None,
+    html: Annotated[Path | None, flag("Write a page with the plot.")] = None,
+    database: Annotated[Path | None, flag("The DuckDB file.")] = None,
 ) -> None:
     """Show a metric over runs, by model, server, its commit, hardware, workload and load."""
     entries = History(database).metric(
@@ -346,11 +341,11 @@ def history_command(
 
 @command.command("mock")
 def mock_command(
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
-    ttft: Annotated[str, typer.Option(metavar="TIME", help="To the first token.")] = "50ms",
-    itl: Annotated[str, typer.Option(metavar="TIME", help="Between tokens.")] = "10ms",
-    error_rate: Annotated[float, typer.Option(help="Share of requests that fail.")] = 0.0,
-    at_once: Annotated[int, typer.Option(help="Requests at a time; 0: no limit.")] = 0,
+    port: Annotated[int, flag("0 takes a free one.")] = 8000,
+    ttft: Annotated[str, flag("To the first token.", metavar="TIME")] = "50ms",
+    itl: Annotated[str, flag("Between tokens.", metavar="TIME")] = "10ms",
+    error_rate: Annotated[float, flag("Share of requests that fail.")] = 0.0,
+    at_once: Annotated[int, flag("Requests at a time; 0: no limit.")] = 0,
 ) -> None:
     """Serve with set latencies, to try the bench (or a router) on."""
     behaviour = Behaviour(
@@ -467,13 +462,9 @@ def _sweep_seed(folder: Path, wish: int) -> int:
         if wish == UNSAID:
             return int(done.name.removeprefix("seed-"))
     seed = fresh_seed(wish)
-    try:
+    with file_errors(InvalidRequest, f"cannot write to {folder}", "out"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"seed-{seed}").touch()
-    except OSError as error:
-        raise InvalidRequest(
-            f"cannot write to {folder}: {error.strerror or error}", param="out"
-        ) from None
     return seed
 
 

@@ -20,34 +20,31 @@ from ..bench.job import Target
 from ..bench.options import RunOptions
 from ..bench.run import ask_server
 from .bench_flags import AsJson
+from .flags import argument, flag
 from .progress import StatusLine
 from .remote import API_KEY
 
 
 def failover_command(
     model: Annotated[
-        str | None, typer.Argument(help="Of the two servers that it starts; none: the default.")
+        str | None, argument("Of the two servers that it starts; none: the default.")
     ] = None,
     url: Annotated[
-        str | None,
-        typer.Option(help="Instead: a gateway before several servers that run; needs --kill."),
+        str | None, flag("Instead: a gateway before several servers that run; needs --kill.")
     ] = None,
     kill: Annotated[
         str | None,
-        typer.Option(
-            metavar="COMMAND",
-            help="What ends a server, as in 'kubectl delete pod coder-0 --grace-period=0 --force'; "
+        flag(
+            "What ends a server, as in 'kubectl delete pod coder-0 --grace-period=0 --force'; "
             "none: SIGKILL to one of its own.",
+            metavar="COMMAND",
         ),
     ] = None,
-    streams: Annotated[int, typer.Option(min=1, max=4096, help="At the same time.")] = 16,
-    output: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 128,
-    served: Annotated[
-        str | None, typer.Option("--model", help="Name at the gateway; none: its first.")
-    ] = None,
+    streams: Annotated[int, flag("At the same time.", min=1, max=4096)] = 16,
+    output: Annotated[int, flag("Tokens of each answer.", min=2)] = 128,
+    served: Annotated[str | None, flag("Name at the gateway; none: its first.", "--model")] = None,
     api_key: Annotated[
-        str | None,
-        typer.Option(*API_KEY, envvar="HEADRACE_API_KEY", help="If the servers want one."),
+        str | None, flag("If the servers want one.", *API_KEY, envvar="HEADRACE_API_KEY")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

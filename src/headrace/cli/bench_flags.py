@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
-import typer
-
-from ..base.errors import InvalidRequest
+from ..base.errors import InvalidRequest, one_of
 from ..bench.options import PRESETS, RunOptions
+from .flags import NONE, Named, flag, with_flags
 
-Roofline = Annotated[
-    str | None, typer.Option(help="Model whose roofline is put beside what is measured.")
-]
-HardwareOf = Annotated[
-    str, typer.Option("--hardware", help="What the server runs on: this, H100, H200 …")
-]
+Roofline = Annotated[str | None, flag("Model whose roofline is put beside what is measured.")]
+HardwareOf = Annotated[str, flag("What the server runs on: this, H100, H200 …", "--hardware")]
 GateFile = Annotated[
     Path | None,
-    typer.Option(
-        help="Reference of `bench accuracy --save`: its answers and tasks are asked again after "
+    flag(
+        "Reference of `bench accuracy --save`: its answers and tasks are asked again after "
         "each run, at the run's own concurrency; below --at-least the exit code is 3."
     ),
 ]
-AtLeast = Annotated[
-    float, typer.Option(min=0, max=1, help="Share of the reference below which exit is 3.")
-]
+AtLeast = Annotated[float, flag("Share of the reference below which exit is 3.", min=0, max=1)]
 GateKinds = Annotated[
-    str,
-    typer.Option("--gate", help="What decides: of tokens, perplexity, tasks.", show_default="all"),
+    str, flag("What decides: of tokens, perplexity, tasks.", "--gate", show_default="all")
 ]
+LAYOUT = "Ranks, stages, attention groups, spread experts: TP2.PP2, DP8.EP8."
+SKEW = "How unevenly experts are chosen; 0: evenly; none: as published."
 EVERY_GATE = "tokens,perplexity,tasks"
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the results.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Keep = Annotated[bool, typer.Option("--history/--no-history", help="Add to the history.")]
+Out = Annotated[Path | None, flag("Folder of the results.", "--out", "-o")]
+AsJson = Annotated[bool, flag("Print the result as JSON.", "--json")]
+Keep = Annotated[bool, flag("Add to the history.", "--history/--no-history")]
 
 
 PANELS = {
@@ -55,13 +47,12 @@ PANELS = {
 }
 """Groups of a run's flags in the help."""
 _PANEL = {name: panel for panel, names in PANELS.items() for name in names.split()}
-NO_HELPS: Mapping[str, str] = MappingProxyType({})
 _SAID: dict[str, Any] = {"seed": int | None, "metrics_urls": list[str] | None, "extra": str | None}
 """Type of a flag that differs from its field's: None for values that `make_options` fills in."""
 
 
 def with_run_flags(
-    *without: str, only: str | None = None, helps: Mapping[str, str] = NO_HELPS, **defaults: Any
+    *without: str, only: str | None = None, helps: Named = NONE, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the flags of a run, except those in `without`, or only those in `only`.
 
@@ -71,62 +62,8 @@ def with_run_flags(
     """
     every = [spec.name for spec in fields(RunOptions)] if only is None else only.split()
     kept = [name for name in every if name not in without]
-    return with_flags(RunOptions, "options", make_options, kept, helps, **defaults)
-
-
-def with_flags(
-    record: Any,
-    name: str,
-    make: Callable[[dict[str, Any]], Any],
-    only: Sequence[str] | None = None,
-    helps: Mapping[str, str] = NO_HELPS,
-    **defaults: Any,
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for each field of a record that has a help text (or for those in
-    `only`).
-
-    `make` turns their values into the command's argument `name`.
-    """
-    specs = [
-        spec
-        for spec in fields(record)
-        if "help" in spec.metadata and (only is None or spec.name in only)
-    ]
-    types = get_type_hints(record) | _SAID
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(command, include_extras=True)
-        every = [
-            p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
-            for p in inspect.signature(command).parameters.values()
-            if p.name != name
-        ]
-        for spec in specs:
-            help = helps.get(spec.name, spec.metadata["help"])
-            flag = typer.Option(
-                *spec.metadata.get("flag", ()),
-                help=help,
-                rich_help_panel=_PANEL.get(spec.name) if record is RunOptions else None,
-            )
-            every.append(
-                inspect.Parameter(
-                    spec.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=defaults.get(spec.name, None if spec.name in _SAID else spec.default),
-                    annotation=Annotated[types[spec.name], flag],
-                )
-            )
-
-        def run(**values: Any) -> None:
-            given = {spec.name: values.pop(spec.name) for spec in specs}
-            command(**values, **{name: make(given)})
-
-        run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in every}
-        run.__doc__, run.__name__ = command.__doc__, command.__name__
-        return run
-
-    return decorate
+    more = {"helps": helps, "panels": _PANEL, "types": _SAID}
+    return with_flags(RunOptions, "options", make_options, kept, **more, **defaults)
 
 
 def make_options(given: dict[str, Any]) -> RunOptions:
@@ -134,10 +71,7 @@ def make_options(given: dict[str, Any]) -> RunOptions:
     given = dict(given)
     preset = given.pop("preset", None)
     if preset is not None:
-        if preset not in PRESETS:
-            raise InvalidRequest(
-                f"preset must be one of {', '.join(PRESETS)}, not {preset!r}", param="preset"
-            )
+        one_of(preset, PRESETS, "preset")
         given["input"], given["output"] = PRESETS[preset]
         given["preset"] = preset
     if "extra" in given:

@@ -19,11 +19,12 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from ..base.config import verify_bounds
 from ..base.errors import InvalidRequest
 from ..bench.compare import INVALID_RUN
 from ..bench.hearing import SoundLoad
 from ..bench.hearing_limit import add_hearing_limit, hearing_limit
-from ..bench.options import RunOptions, verify_bounds
+from ..bench.options import RunOptions
 from ..bench.run import ask_server
 from ..bench.sounds import read_recordings
 from ..bench.store import write_text
@@ -39,6 +40,7 @@ from .bench_flags import (
     fresh_seed,
     with_run_flags,
 )
+from .flags import argument, flag
 
 NAMES = {
     "latency_seconds": "whole answer, s",
@@ -59,19 +61,17 @@ def hear_command(
     options: RunOptions,
     folder: Annotated[
         Path,
-        typer.Argument(
-            help="Sounds (wav, flac, ogg, mp3 …), each with what is said in a .txt; each is asked "
+        argument(
+            "Sounds (wav, flac, ogg, mp3 …), each with what is said in a .txt; each is asked "
             "once, unless --requests says how many in all."
         ),
     ],
-    language: Annotated[
-        str | None, typer.Option(help="Code of it; none: what the server hears.")
-    ] = None,
+    language: Annotated[str | None, flag("Code of it; none: what the server hears.")] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Sessions, fed in the time in which they are spoken.")
+        bool, flag("Sessions, fed in the time in which they are spoken.", "--live")
     ] = False,
     roofline: Annotated[
-        str | None, typer.Option(help="Whisper whose roofline is put beside: a closed loop's.")
+        str | None, flag("Whisper whose roofline is put beside: a closed loop's.")
     ] = None,
     hardware: HardwareOf = "this",
     out: Out = None,

@@ -21,7 +21,8 @@ from ..bench.mlperf_submission import UNVERIFIED, check_submission, describe_sys
 from ..bench.mlperf_verdict import findings, judged
 from ..bench.options import RunOptions
 from ..bench.run import ask_server, make_material
-from .bench_flags import Out, with_flags, with_run_flags
+from .bench_flags import Out, with_run_flags
+from .flags import argument, flag, with_flags
 
 MODES, BOTH = ("accuracy", "performance"), "both"
 """Modes of `--mode both`, in their order."""
@@ -35,30 +36,23 @@ MODES, BOTH = ("accuracy", "performance"), "both"
 def mlperf_command(
     options: RunOptions,
     mlperf: MlperfOptions,
-    scenario: Annotated[str, typer.Argument(help=", ".join(SCENARIOS))],
+    scenario: Annotated[str, argument(", ".join(SCENARIOS))],
     dataset: Annotated[
-        Path | None,
-        typer.Option(help="Samples of your own: JSON, JSON lines or parquet, as MLPerf has them."),
+        Path | None, flag("Samples of your own: JSON, JSON lines or parquet, as MLPerf has them.")
     ] = None,
     trace: Annotated[
-        str | None,
-        typer.Option(help="FORMAT:FILE: each turn of recorded sessions, with its history."),
+        str | None, flag("FORMAT:FILE: each turn of recorded sessions, with its history.")
     ] = None,
     sounds: Annotated[
-        Path | None,
-        typer.Option(help="Whisper's: a folder of sounds, each with what is said in a .txt."),
+        Path | None, flag("Whisper's: a folder of sounds, each with what is said in a .txt.")
     ] = None,
-    language: Annotated[
-        str | None, typer.Option(help="Of the sounds; none: what the server hears.")
-    ] = None,
-    division: Annotated[str, typer.Option(help="open, closed or network.")] = "open",
-    submitter: Annotated[str, typer.Option(help="Of the system's description.")] = "unnamed",
+    language: Annotated[str | None, flag("Of the sounds; none: what the server hears.")] = None,
+    division: Annotated[str, flag("open, closed or network.")] = "open",
+    submitter: Annotated[str, flag("Of the system's description.")] = "unnamed",
     reference: Annotated[
-        Path | None, typer.Option(help="Folder of another system's accuracy run of these samples.")
+        Path | None, flag("Folder of another system's accuracy run of these samples.")
     ] = None,
-    at_least: Annotated[
-        float, typer.Option(min=0, max=1, help="ROUGE-L to it below which exit is 3.")
-    ] = 0.99,
+    at_least: Annotated[float, flag("ROUGE-L to it below which exit is 3.", min=0, max=1)] = 0.99,
     out: Out = None,
 ) -> None:
     """Run an MLPerf scenario through the real LoadGen, with its logs and its verdict."""
@@ -119,12 +113,11 @@ def mlperf_command(
 
 
 def mlperf_check_command(
-    folder: Annotated[Path, typer.Argument(help="DIVISION/SUBMITTER: the -o of `bench mlperf`.")],
+    folder: Annotated[Path, argument("DIVISION/SUBMITTER: the -o of `bench mlperf`.")],
     truncate: Annotated[
-        Path | None,
-        typer.Option(help="First cut accuracy logs as submissions must; whole ones go here."),
+        Path | None, flag("First cut accuracy logs as submissions must; whole ones go here.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Show what passes too.")] = False,
+    every: Annotated[bool, flag("Show what passes too.", "--all")] = False,
 ) -> None:
     """Check a submission by the published rules and LoadGen's logs; exit code 4 if it is not
     whole."""

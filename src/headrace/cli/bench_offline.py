@@ -29,10 +29,9 @@ from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
 from .bench_flags import AsJson, Keep, Out, default_folder, fresh_seed, with_run_flags
 from .configured import configured
+from .flags import flag
 
-Beside = Annotated[
-    bool, typer.Option("--roofline", help="Put the roofline of model and machine beside it.")
-]
+Beside = Annotated[bool, flag("Put the roofline of model and machine beside it.", "--roofline")]
 Asked = Callable[[OfflineBench, Callable[[RequestRecord], None]], tuple[dict[str, Any], Run]]
 
 
@@ -63,8 +62,8 @@ def throughput_command(
 def latency_command(
     options: RunOptions,
     engine: EngineOptions,
-    batch: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 8,
-    iterations: Annotated[int, typer.Option(min=1, help="Batches, one after the other.")] = 10,
+    batch: Annotated[int, flag("Requests at once.", min=1)] = 8,
+    iterations: Annotated[int, flag("Batches, one after the other.", min=1)] = 10,
     out: Out = None,
     as_json: AsJson = False,
     history: Keep = True,

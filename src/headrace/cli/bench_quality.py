@@ -30,30 +30,26 @@ from ..bench.reference import (
 from ..bench.run import ask_server
 from ..bench.tasks import load_task, score_task
 from .bench_flags import EVERY_GATE, AsJson, AtLeast, GateKinds, with_run_flags
+from .flags import flag
 
 
 @with_run_flags(only="url model api_key concurrency", concurrency=4)
 def accuracy_command(
     options: RunOptions,
     corpus: Annotated[
-        Path | None, typer.Option(help="Text for the perplexity; none: Python's documentation.")
+        Path | None, flag("Text for the perplexity; none: Python's documentation.")
     ] = None,
-    limit: Annotated[
-        int, typer.Option(min=0, help="Windows of 1,500 characters; 0: no perplexity.")
-    ] = 32,
+    limit: Annotated[int, flag("Windows of 1,500 characters; 0: no perplexity.", min=0)] = 32,
     tasks: Annotated[
-        str | None,
-        typer.Option(help="Task sets: arithmetic, copying, extraction, gsm8k, gsm8k:FILE."),
+        str | None, flag("Task sets: arithmetic, copying, extraction, gsm8k, gsm8k:FILE.")
     ] = None,
-    items: Annotated[int, typer.Option(min=1, help="Questions of each task set.")] = 50,
-    reference: Annotated[
-        Path | None, typer.Option(help="What to be held against, as --save wrote it.")
-    ] = None,
-    save: Annotated[Path | None, typer.Option(help="Keep all as a reference.")] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts of the agreement.")] = 16,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
+    items: Annotated[int, flag("Questions of each task set.", min=1)] = 50,
+    reference: Annotated[Path | None, flag("What to be held against, as --save wrote it.")] = None,
+    save: Annotated[Path | None, flag("Keep all as a reference.")] = None,
+    prompts: Annotated[int, flag("Prompts of the agreement.", min=1)] = 16,
+    tokens: Annotated[int, flag("Tokens of each answer.", min=1)] = 64,
     alternatives: Annotated[
-        int, typer.Option(min=0, help="Likeliest tokens whose log-probabilities are asked.")
+        int, flag("Likeliest tokens whose log-probabilities are asked.", min=0)
     ] = 20,
     at_least: AtLeast = 0.99,
     gate: GateKinds = EVERY_GATE,

@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ..base.config import parse_size
-from ..base.errors import InvalidRequest, Unreachable
+from ..base.errors import InvalidRequest, Unreachable, file_errors
 from ..loader.cache import root
 from ..worker.disk import BLOCK_NAME, FOLDER, StoredBlock, is_block, put, stored_blocks
 from ..worker.seal import forget_keys
+from .flags import argument, flag
 from .remote import API_KEY, Url, named
 
 command = typer.Typer(
@@ -27,13 +28,11 @@ command = typer.Typer(
     help="The context cache on the disk: what was computed, and comes back after a restart.",
 )
 
-CacheDir = Annotated[str | None, typer.Option(help="As of headrace serve.")]
-Engine = Annotated[str, typer.Option(help="Of this engine only: its first digits.")]
-Tenant = Annotated[str, typer.Option(help="Of this caller only: its first digits.")]
-UnusedDays = Annotated[float, typer.Option(min=0, help="Only what was not used for so long.")]
-Keys = Annotated[
-    Path | None, typer.Option(help="Folder of the keys: those of the callers go first.")
-]
+CacheDir = Annotated[str | None, flag("As of headrace serve.")]
+Engine = Annotated[str, flag("Of this engine only: its first digits.")]
+Tenant = Annotated[str, flag("Of this caller only: its first digits.")]
+UnusedDays = Annotated[float, flag("Only what was not used for so long.", min=0)]
+Keys = Annotated[Path | None, flag("Folder of the keys: those of the callers go first.")]
 PIN_COLUMNS = ("name", "key", "tokens", "cached_tokens", "problem")
 FIRST_LINE = b"headrace blocks 1\n"
 MOST_NAME = 128
@@ -60,12 +59,11 @@ def show(cache_dir: CacheDir = None) -> None:
 @command.command()
 def pins(
     server: Annotated[
-        str | None, typer.Argument(help="The operator's port of a server.", show_default=False)
+        str | None, argument("The operator's port of a server.", show_default=False)
     ] = None,
     url: Url = None,
     key: Annotated[
-        str | None,
-        typer.Option(*API_KEY, help="API key of an operator.", envvar="HEADRACE_API_KEY"),
+        str | None, flag("API key of an operator.", *API_KEY, envvar="HEADRACE_API_KEY")
     ] = None,
 ) -> None:
     """List the prompts that a server keeps, with the cached part of each at its last use."""
@@ -113,14 +111,12 @@ def export_blocks(
 ) -> None:
     """Write whole blocks to FILE; `-` is standard output."""
     chosen = _chosen(cache_dir, engine, tenant)
-    try:
-        with Path(file).open("wb") if file != "-" else sys.stdout.buffer as out:
-            out.write(FIRST_LINE)
-            count = sum(_export_one(out, block) for block in chosen)
-    except OSError as refused:
-        raise InvalidRequest(
-            f"{file} cannot be written: {refused.strerror}", param="file"
-        ) from None
+    with (
+        file_errors(InvalidRequest, f"{file} cannot be written", "file"),
+        Path(file).open("wb") if file != "-" else sys.stdout.buffer as out,
+    ):
+        out.write(FIRST_LINE)
+        count = sum(_export_one(out, block) for block in chosen)
     print(f"{count} blocks exported", file=sys.stderr)
 
 
@@ -128,26 +124,24 @@ def export_blocks(
 def import_blocks(file: str, cache_dir: CacheDir = None, size: str = "8GiB") -> None:
     """Take the whole blocks of FILE, up to `--size` bytes; `-` is standard input."""
     left, folder, taken, refused = parse_size(size, "size"), _folder(cache_dir), 0, 0
-    try:
-        with Path(file).open("rb") if file != "-" else sys.stdin.buffer as source:
-            if source.readline(MOST_NAME) != FIRST_LINE:
-                raise InvalidRequest(
-                    f"{file} is not what headrace cache export writes", param="file"
-                )
-            while line := source.readline(MOST_NAME):
-                name, nbytes = _announced(line, file)
-                if nbytes > left:
-                    print("what follows is more than --size allows", file=sys.stderr)
-                    break
-                data = source.read(nbytes)
-                if not is_block(name, memoryview(data)):
-                    refused += 1
-                    continue
-                put(folder, name, data)
-                left -= nbytes
-                taken += 1
-    except OSError as failed:
-        raise InvalidRequest(f"{file} cannot be taken: {failed.strerror}", param="file") from None
+    with (
+        file_errors(InvalidRequest, f"{file} cannot be taken", "file"),
+        Path(file).open("rb") if file != "-" else sys.stdin.buffer as source,
+    ):
+        if source.readline(MOST_NAME) != FIRST_LINE:
+            raise InvalidRequest(f"{file} is not what headrace cache export writes", param="file")
+        while line := source.readline(MOST_NAME):
+            name, nbytes = _announced(line, file)
+            if nbytes > left:
+                print("what follows is more than --size allows", file=sys.stderr)
+                break
+            data = source.read(nbytes)
+            if not is_block(name, memoryview(data)):
+                refused += 1
+                continue
+            put(folder, name, data)
+            left -= nbytes
+            taken += 1
     print(f"{taken} blocks imported, {refused} refused", file=sys.stderr)
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.progress import track
 
@@ -21,17 +20,14 @@ from ..server.caller import Caller
 from ..server.pins import read_prompts
 from .cache import command
 from .configured import configured
+from .flags import flag
 from .start import engine_of
 
 Prompts = Annotated[
     Path,
-    typer.Option(
-        "--prompts", help='Lines of JSON: {"prompt": "..."} or {"messages": [...], "tools": [...]}.'
-    ),
+    flag('Lines of JSON: {"prompt": "..."} or {"messages": [...], "tools": [...]}.', "--prompts"),
 ]
-Key = Annotated[
-    str, typer.Option(help="For the callers of this API key alone: its name in the key file.")
-]
+Key = Annotated[str, flag("For the callers of this API key alone: its name in the key file.")]
 
 
 @command.command()

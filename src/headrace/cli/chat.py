@@ -16,6 +16,7 @@ from ..base.errors import HeadraceError
 from .brief import BriefHelp
 from .configured import configured
 from .conversation import HELP, Conversation
+from .flags import flag
 from .main import fail
 from .remote import API_KEY
 from .start import engine_of
@@ -30,13 +31,11 @@ command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def chat(
     engine: EngineOptions,
     sampling: SamplingOptions,
-    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
-    url: Annotated[
-        str | None, typer.Option("--url", help="Talk to this running server instead.")
-    ] = None,
-    key: Annotated[str | None, typer.Option(*API_KEY, help="API key for --url.")] = None,
+    system: Annotated[str | None, flag("System message.", "--system")] = None,
+    url: Annotated[str | None, flag("Talk to this running server instead.", "--url")] = None,
+    key: Annotated[str | None, flag("API key for --url.", *API_KEY)] = None,
     served: Annotated[
-        str | None, typer.Option("--served", help="Name of the model at --url, if not the first.")
+        str | None, flag("Name of the model at --url, if not the first.", "--served")
     ] = None,
 ) -> None:
     """Talk to a model. Enter sends, Alt-Enter breaks the line, Ctrl-C stops an answer.

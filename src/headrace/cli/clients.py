@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from string import Template
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -11,64 +12,26 @@ import typer
 
 from ..base.errors import InvalidRequest, Unreachable
 from ..base.names import nearest
+from ..base.sections import read_sections
+from .flags import argument, flag
 from .remote import API_KEY, HERE, Url, named, unreachable
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 KEY = "YOUR_KEY"
 CLIENTS = {
-    "openai": (
-        "OpenAI's libraries, and what reads their variables",
-        "export OPENAI_BASE_URL=$url/v1\nexport OPENAI_API_KEY=$key",
-    ),
-    "continue": (
-        "Continue: in ~/.continue/config.yaml",
-        "models:\n"
-        "  - name: Headrace\n"
-        "    provider: openai\n"
-        '    model: "$model"\n'
-        "    apiBase: $url/v1\n"
-        "    apiKey: $key\n"
-        "    roles: [chat, edit, apply]\n"
-        "    defaultCompletionOptions:\n"
-        "      contextLength: $context",
-    ),
-    "aider": (
-        "aider",
-        "export OPENAI_API_BASE=$url/v1\nexport OPENAI_API_KEY=$key\naider --model 'openai/$model'",
-    ),
-    "open-webui": (
-        "Open WebUI: the environment of its server",
-        "OPENAI_API_BASE_URL=$reached/v1\nOPENAI_API_KEY=$key",
-    ),
-    "litellm": (
-        "LiteLLM: config.yaml of its proxy",
-        "model_list:\n"
-        '  - model_name: "$model"\n'
-        "    litellm_params:\n"
-        '      model: "openai/$model"\n'
-        "      api_base: $url/v1\n"
-        "      api_key: $key",
-    ),
-    "claude-code": (
-        "Claude Code",
-        "export ANTHROPIC_BASE_URL=$url\n"
-        "export ANTHROPIC_AUTH_TOKEN=$key\n"
-        "export ANTHROPIC_MODEL='$model'",
-    ),
+    name: (title, settings)
+    for name, title, settings in read_sections(Path(__file__).with_suffix(".txt"))
 }
 """Name → (title, settings)."""
 
 
 @command.command()
 def clients(
-    name: Annotated[
-        str | None, typer.Argument(help=f"One of {', '.join(CLIENTS)}; none: all.")
-    ] = None,
+    name: Annotated[str | None, argument(f"One of {', '.join(CLIENTS)}; none: all.")] = None,
     url: Url = None,
     api_key: Annotated[
-        str | None,
-        typer.Option(*API_KEY, envvar="HEADRACE_API_KEY", help="API key, if the server wants one."),
+        str | None, flag("API key, if the server wants one.", *API_KEY, envvar="HEADRACE_API_KEY")
     ] = None,
 ) -> None:
     """Print the settings with which other programs use a running server, with its own names.

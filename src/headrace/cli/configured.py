@@ -8,7 +8,6 @@ file, the file over the default.
 from __future__ import annotations
 
 import inspect
-import tomllib
 import types
 import typing
 from collections.abc import Callable
@@ -19,37 +18,31 @@ from typing import Annotated, Any
 
 import typer
 
-from ..base.config import DEFAULT_MODEL
+from ..base.config import DEFAULT_MODEL, read_toml
 from ..base.errors import OptionError
 from ..base.names import hint
 from .brief import PANEL, show_all
+from .flags import argument, flag
 
 POSITIONAL = {"model"}
 """Fields that are the command's argument rather than a flag."""
 
 Model = Annotated[
     str | None,
-    typer.Argument(
-        help=f"Catalog name, folder, .gguf file, or hub id; none: {DEFAULT_MODEL}.",
-        show_default=False,
+    argument(
+        f"Catalog name, folder, .gguf file, or hub id; none: {DEFAULT_MODEL}.", show_default=False
     ),
 ]
 
 Models = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="MODEL",
-        help=f"Names, paths, hub ids; none: {DEFAULT_MODEL}.",
-        show_default=False,
-    ),
+    argument(f"Names, paths, hub ids; none: {DEFAULT_MODEL}.", metavar="MODEL", show_default=False),
 ]
 """The argument of a command with a parameter `models`, which gets the words of several."""
 
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="TOML file with any of these options.")
-]
+ConfigFile = Annotated[Path | None, flag("TOML file with any of these options.", "--config")]
 HelpAll = Annotated[
-    bool, typer.Option("--help-all", is_eager=True, callback=show_all, help="Show every option.")
+    bool, flag("Show every option.", "--help-all", is_eager=True, callback=show_all)
 ]
 
 
@@ -110,13 +103,7 @@ def configured(command: Callable[..., Any], *, argument: bool = True) -> Callabl
 def read_config(path: Path, known: set[str]) -> dict[str, Any]:
     """Read the options in a TOML file, `max-context` and `max_context` alike; raise
     `OptionError`."""
-    try:
-        read = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise OptionError(f"cannot read {path}: {reason}", param="config") from None
-    except tomllib.TOMLDecodeError as error:
-        raise OptionError(f"{path} is not valid TOML: {error}", param="config") from None
+    read = read_toml(path, f"{path}", "config")
     options = {name.replace("-", "_"): value for name, value in read.items()}
     unknown = sorted(options.keys() - known)
     if unknown:

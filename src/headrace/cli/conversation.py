@@ -9,7 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import HeadraceError, InvalidRequest
+from ..base.errors import HeadraceError, InvalidRequest, file_errors
 from .pictures import dropped, picture_part
 from .voice import Message, SamplingOptions, Voice
 
@@ -162,12 +162,10 @@ class Conversation:
         )
 
     def _save(self, path: Path, write: Write) -> None:
-        try:
+        with file_errors(InvalidRequest, f"cannot write {path}"):
             path.write_text(
                 json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1), "utf-8"
             )
-        except OSError as error:
-            raise InvalidRequest(f"cannot write {path}: {error.strerror}") from None
         write(f"{len(self.messages)} messages in {path}\n")
 
     def _load(self, path: Path) -> None:

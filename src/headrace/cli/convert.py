@@ -12,9 +12,10 @@ import typer
 from rich.console import Console
 
 from ..base.config import DEFAULT_MODEL, EngineOptions
-from ..base.errors import OptionError
+from ..base.errors import OptionError, one_of
 from ..base.extras import needing_torch
 from ..factory.convert import TARGETS, Converting, ConvertWish
+from .flags import argument, flag
 from .progress import DownloadBars
 
 FAILED = 1
@@ -24,28 +25,22 @@ SHOWN = 5
 
 
 def convert(
-    model: Annotated[str, typer.Argument(help="A model: as of `headrace serve`.")] = DEFAULT_MODEL,
+    model: Annotated[str, argument("A model: as of `headrace serve`.")] = DEFAULT_MODEL,
     to: Annotated[
-        str,
-        typer.Option("--to", help=f"The other kind of file, or a format: {', '.join(TARGETS)}."),
+        str, flag(f"The other kind of file, or a format: {', '.join(TARGETS)}.", "--to")
     ] = "safetensors",
-    out: Annotated[Path | None, typer.Option(help="The result; none: named after both.")] = None,
-    lossy: Annotated[
-        bool, typer.Option("--lossy", help="Also if numbers change: to the nearest.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be lost; make nothing.")
-    ] = False,
-    cache_dir: Annotated[str | None, typer.Option(help="Where models are kept.")] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Download nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    out: Annotated[Path | None, flag("The result; none: named after both.")] = None,
+    lossy: Annotated[bool, flag("Also if numbers change: to the nearest.", "--lossy")] = False,
+    dry_run: Annotated[bool, flag("Say what would be lost; make nothing.", "--dry-run")] = False,
+    cache_dir: Annotated[str | None, flag("Where models are kept.")] = None,
+    offline: Annotated[bool, flag("Download nothing.", "--offline")] = False,
+    as_json: Annotated[bool, flag("Print one JSON object.", "--json")] = False,
 ) -> None:
     """Move a model to another format; publish it only if every number stays the same.
 
     The result is opened again, and all its numbers are compared with the model's.
     """
-    if to not in TARGETS:
-        raise OptionError(f"to must be one of {', '.join(TARGETS)}, not {to!r}", param="to")
+    one_of(to, TARGETS, "to", OptionError)
     console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
     engine = EngineOptions(model=model, cache_dir=cache_dir, offline=offline)
     bars = DownloadBars(sys.stderr, enabled=not as_json)

@@ -28,6 +28,7 @@ from ..roofline.memory import MemoryPlan
 from ..speech.finding import find, hears
 from .brief import BriefHelp
 from .configured import configured
+from .flags import flag
 from .models import size
 from .progress import DownloadBars
 
@@ -39,7 +40,7 @@ command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def explain(
     models: list[str],
     engine: EngineOptions,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, flag("Print one JSON object.", "--json")] = False,
 ) -> None:
     """Show the resolved options, the memory plan, and each decision with its reason.
 

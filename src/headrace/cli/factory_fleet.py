@@ -27,26 +27,25 @@ from ..factory.rows import micros
 from ..factory.sources import take_source
 from .bench import Measure
 from .factory_parts import AsJson
+from .flags import argument, flag
 
 command = typer.Typer()
 MOST_DAYS = 36_500
 """Most days back from now, a century."""
-Into = Annotated[
-    Path | None, typer.Option("--into", help="The fleet's store; none: in the cache folder.")
-]
+Into = Annotated[Path | None, flag("The fleet's store; none: in the cache folder.", "--into")]
 
 
 @command.command()
 def ingest(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(help="Logs, /metrics addresses, .prom, results, .duckdb, factory stores."),
+        argument("Logs, /metrics addresses, .prom, results, .duckdb, factory stores."),
     ] = None,
-    service: Annotated[str, typer.Option(help="Whose logs and metrics these are.")] = "headrace",
+    service: Annotated[str, flag("Whose logs and metrics these are.")] = "headrace",
     every: Annotated[
-        float | None, typer.Option(min=0.1, help="Again after so many seconds, until Ctrl-C.")
+        float | None, flag("Again after so many seconds, until Ctrl-C.", min=0.1)
     ] = None,
-    keep_days: Annotated[float | None, typer.Option(help="Log lines older than this go.")] = None,
+    keep_days: Annotated[float | None, flag("Log lines older than this go.")] = None,
     into: Into = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,11 +69,11 @@ def ingest(
 
 @command.command()
 def usage(
-    days: Annotated[float, typer.Option(help="Days back from now; 0: all.")] = 30.0,
-    key: Annotated[str | None, typer.Option(help="Only this API key, by its name.")] = None,
-    service: Annotated[str | None, typer.Option(help="Only this service.")] = None,
+    days: Annotated[float, flag("Days back from now; 0: all.")] = 30.0,
+    key: Annotated[str | None, flag("Only this API key, by its name.")] = None,
+    service: Annotated[str | None, flag("Only this service.")] = None,
     failed: Annotated[
-        bool, typer.Option("--failed", help="Instead: failed requests by status, error and path.")
+        bool, flag("Instead: failed requests by status, error and path.", "--failed")
     ] = False,
     into: Into = None,
     as_json: AsJson = False,
@@ -108,7 +107,7 @@ def _ago(days: float, param: str) -> datetime:
 
 @command.command()
 def page(
-    out: Annotated[Path, typer.Argument(help="HTML file.")] = Path("fleet.html"), into: Into = None
+    out: Annotated[Path, argument("HTML file.")] = Path("fleet.html"), into: Into = None
 ) -> None:
     """Write the fleet's page: services, latency over time, builds and gates, runs, alarms."""
     print(write_text(out, fleet_page(Lake(lake_folder(into)))))
@@ -116,11 +115,11 @@ def page(
 
 @command.command()
 def watch(
-    before: Annotated[str | None, typer.Option(help="Address of what was there before.")] = None,
-    after: Annotated[str | None, typer.Option(help="Address of what is there now.")] = None,
-    what: Annotated[str | None, typer.Option(help="Series whose name has this in it.")] = None,
+    before: Annotated[str | None, flag("Address of what was there before.")] = None,
+    after: Annotated[str | None, flag("Address of what is there now.")] = None,
+    what: Annotated[str | None, flag("Series whose name has this in it.")] = None,
     pairs: Annotated[
-        int | None, typer.Option(min=8, max=20, help="Pairs of runs; none: as many as needed.")
+        int | None, flag("Pairs of runs; none: as many as needed.", min=8, max=20)
     ] = None,
     into: Into = None,
     as_json: AsJson = False,

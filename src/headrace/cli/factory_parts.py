@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +13,7 @@ from rich.text import Text
 from ..base.errors import NotFound
 from ..factory.stage import Outcome
 from ..factory.store import Store, store_folder
+from .flags import flag
 
 if TYPE_CHECKING:
     from ..factory.graph import Step
@@ -21,15 +21,12 @@ if TYPE_CHECKING:
 COLOURS = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_EVALUATED: "yellow"}
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-At = Annotated[
-    str | None, typer.Option("--store", help="Folder of results; none: in the cache folder.")
-]
+AsJson = Annotated[bool, flag("Print one JSON object.", "--json")]
+At = Annotated[str | None, flag("Folder of results; none: in the cache folder.", "--store")]
 Trusted = Annotated[
-    Path | None,
-    typer.Option("--key", help="Public key (PEM) to believe; none: all in factory/trusted."),
+    Path | None, flag("Public key (PEM) to believe; none: all in factory/trusted.", "--key")
 ]
-Signing = Annotated[Path | None, typer.Option("--key", help="Ed25519 key (PEM); none: the own.")]
+Signing = Annotated[Path | None, flag("Ed25519 key (PEM); none: the own.", "--key")]
 
 
 def existing(named: str | None) -> Store:

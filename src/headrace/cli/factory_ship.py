@@ -28,6 +28,7 @@ from ..factory.workflow import Platform, WorkflowOptions
 from ..factory.workflow import workflow as write_workflow
 from .configured import configured
 from .factory_parts import AsJson, At, Signing, existing, tell
+from .flags import argument, flag
 
 command = typer.Typer()
 
@@ -35,17 +36,13 @@ command = typer.Typer()
 @command.command()
 def image(
     architectures: Annotated[
-        str | None, typer.Option(help="Processors, by OCI's names; none: all of the flavour.")
+        str | None, flag("Processors, by OCI's names; none: all of the flavour.")
     ] = None,
-    flavour: Annotated[str, typer.Option(help=f"{', '.join(FLAVOURS)}.")] = "cpu",
-    lock: Annotated[
-        Path | None, typer.Option(help="Lock with hashes; none: the checkout's.")
-    ] = None,
-    wheels: Annotated[Path | None, typer.Option(help="Folder with wheels of this package.")] = None,
-    debian: Annotated[
-        str | None, typer.Option(help="Mirror of Debian, or a folder of packages.")
-    ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Use folders alone.")] = False,
+    flavour: Annotated[str, flag(f"{', '.join(FLAVOURS)}.")] = "cpu",
+    lock: Annotated[Path | None, flag("Lock with hashes; none: the checkout's.")] = None,
+    wheels: Annotated[Path | None, flag("Folder with wheels of this package.")] = None,
+    debian: Annotated[str | None, flag("Mirror of Debian, or a folder of packages.")] = None,
+    offline: Annotated[bool, flag("Use folders alone.", "--offline")] = False,
     store: At = None,
     key: Signing = None,
     as_json: AsJson = False,
@@ -79,12 +76,10 @@ def image(
 
 @command.command()
 def chart(
-    folder: Annotated[Path, typer.Argument(help="The folder to be written.")],
-    profile: Annotated[str, typer.Argument(help="Ring, name, digest or file of a profile.")],
-    reference: Annotated[
-        str, typer.Argument(help="Where it was published: host/repository@digest.")
-    ],
-    image: Annotated[str, typer.Option(help="Where the image was: host/repository@digest.")],
+    folder: Annotated[Path, argument("The folder to be written.")],
+    profile: Annotated[str, argument("Ring, name, digest or file of a profile.")],
+    reference: Annotated[str, argument("Where it was published: host/repository@digest.")],
+    image: Annotated[str, flag("Where the image was: host/repository@digest.")],
     store: At = None,
 ) -> None:
     """Write a Helm chart that serves PROFILE and nothing else; its pods trust the keys that you
@@ -111,9 +106,9 @@ Where = Literal["local", "ray"]
 
 @command.command()
 def fleet(
-    file: Annotated[Path, typer.Argument(help="TOML: models, recipes, hardware, build.")],
-    workers: Annotated[int, typer.Option(min=1, help="Processes at once on this machine.")] = 1,
-    on: Annotated[Where, typer.Option(help="This machine, or those of a Ray cluster.")] = "local",
+    file: Annotated[Path, argument("TOML: models, recipes, hardware, build.")],
+    workers: Annotated[int, flag("Processes at once on this machine.", min=1)] = 1,
+    on: Annotated[Where, flag("This machine, or those of a Ray cluster.")] = "local",
     store: At = None,
     as_json: AsJson = False,
 ) -> None:
@@ -147,10 +142,10 @@ def fleet(
 @command.command()
 @partial(configured, argument=False)
 def workflow(
-    platform: Annotated[Platform, typer.Argument(help="Who is to run it.")],
-    source: Annotated[str, typer.Argument(help="A fleet's file (TOML), or a model.")],
+    platform: Annotated[Platform, argument("Who is to run it.")],
+    source: Annotated[str, argument("A fleet's file (TOML), or a model.")],
     asked: WorkflowOptions,
-    out: Annotated[typer.FileTextWrite, typer.Option(help="The file; -: standard output.")] = "-",  # type: ignore[assignment]
+    out: Annotated[typer.FileTextWrite, flag("The file; -: standard output.")] = "-",  # type: ignore[assignment]
 ) -> None:
     """Write a workflow that builds, verifies, publishes and promotes every cell of SOURCE."""
     if source.endswith(".toml"):

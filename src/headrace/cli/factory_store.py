@@ -26,24 +26,21 @@ from ..factory.revoke import revoke, take_list, trusted
 from ..factory.sign import public_keys, signer, until
 from ..factory.store import Descriptor, Store, store_folder, tag_beside
 from .factory_parts import AsJson, At, Signing, Trusted, existing, show
+from .flags import argument, flag
 
 if TYPE_CHECKING:
     from ..factory.registry import Remote
 
 command = typer.Typer()
-Until = Annotated[
-    str | None, typer.Option(help="Day of UTC, as in 2027-01-31, from which on it is refused.")
-]
-InRing = Annotated[Ring, typer.Argument(help="Which pointer.")]
+Until = Annotated[str | None, flag("Day of UTC, as in 2027-01-31, from which on it is refused.")]
+InRing = Annotated[Ring, argument("Which pointer.")]
 
 
 @command.command()
 def verify(
     profile: Annotated[
         str | None,
-        typer.Argument(
-            help="Ring, file, name or digest of a profile, or an image; none: the whole store."
-        ),
+        argument("Ring, file, name or digest of a profile, or an image; none: the whole store."),
     ] = None,
     store: At = None,
     key: Trusted = None,
@@ -105,10 +102,10 @@ def profiles(store: At = None, key: Trusted = None, as_json: AsJson = False) -> 
 
 @command.command()
 def promote(
-    profile: Annotated[str, typer.Argument(help="Name or digest of a profile, or another ring.")],
+    profile: Annotated[str, argument("Name or digest of a profile, or another ring.")],
     ring: InRing,
     unevaluated: Annotated[
-        str | None, typer.Option(help="Gates that may be open, as in accuracy,performance.")
+        str | None, flag("Gates that may be open, as in accuracy,performance.")
     ] = None,
     valid_until: Until = None,
     store: At = None,
@@ -135,12 +132,10 @@ def rollback(
 def revoke_command(
     what: Annotated[
         list[str] | None,
-        typer.Argument(help="Profiles, digests of what they bind, public keys (PEM); none: list."),
+        argument("Profiles, digests of what they bind, public keys (PEM); none: list."),
     ] = None,
-    reason: Annotated[str, typer.Option(help="What is said to whoever is refused.")] = "revoked",
-    take: Annotated[
-        Path | None, typer.Option("--take", help="A newer list, instead of the one here.")
-    ] = None,
+    reason: Annotated[str, flag("What is said to whoever is refused.")] = "revoked",
+    take: Annotated[Path | None, flag("A newer list, instead of the one here.", "--take")] = None,
     valid_until: Until = None,
     store: At = None,
     key: Signing = None,
@@ -164,8 +159,8 @@ def _revocable(what: str, store: str | None) -> str:
 
 @command.command()
 def publish(
-    name: Annotated[str, typer.Argument(help="Ring, profile or image of the store.")],
-    reference: Annotated[str, typer.Argument(help="host/repository:tag of a registry.")],
+    name: Annotated[str, argument("Ring, profile or image of the store.")],
+    reference: Annotated[str, argument("host/repository:tag of a registry.")],
     store: At = None,
 ) -> None:
     """Push a profile with its weights, or the image, to a registry; existing blobs are not sent."""
@@ -182,8 +177,8 @@ def publish(
 
 @command.command()
 def bundle(
-    file: Annotated[Path, typer.Argument(help="The file to be written.")],
-    names: Annotated[list[str], typer.Argument(help="Rings, profiles or images of the store.")],
+    file: Annotated[Path, argument("The file to be written.")],
+    names: Annotated[list[str], argument("Rings, profiles or images of the store.")],
     store: At = None,
 ) -> None:
     """Write profiles, weights and images into one file, for a place without a network."""
@@ -202,9 +197,9 @@ def bundle(
 
 @command.command()
 def load(
-    source: Annotated[str, typer.Argument(help="A bundle, or host/repository:tag of a registry.")],
+    source: Annotated[str, argument("A bundle, or host/repository:tag of a registry.")],
     with_panels: Annotated[
-        bool, typer.Option("--panels", help="Of a registry, also its weights as kernels need them.")
+        bool, flag("Of a registry, also its weights as kernels need them.", "--panels")
     ] = False,
     store: At = None,
     key: Trusted = None,

@@ -16,6 +16,7 @@ from ..base.config import DEFAULT_MODEL, EngineOptions
 from ..base.errors import InvalidRequest
 from .brief import BriefHelp
 from .configured import configured
+from .flags import argument, flag
 from .remote import API_KEY
 from .start import engine_of
 from .voice import LocalVoice, RemoteVoice, SamplingOptions, Voice
@@ -28,22 +29,21 @@ command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def generate(
     words: Annotated[
         list[str],
-        typer.Argument(
+        argument(
+            f"The prompt, or - for standard input; before it the model, if not {DEFAULT_MODEL}.",
             metavar="[MODEL] PROMPT",
-            help=f"The prompt, or - for standard input; before it the model, if not "
-            f"{DEFAULT_MODEL}.",
         ),
     ],
     engine: EngineOptions,
     sampling: SamplingOptions,
     chat: Annotated[
-        bool, typer.Option("--chat", help="The prompt is a message: use the chat template.")
+        bool, flag("The prompt is a message: use the chat template.", "--chat")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, flag("Print one JSON object.", "--json")] = False,
     url: Annotated[
-        str | None, typer.Option("--url", help="Ask this running server; MODEL is its name there.")
+        str | None, flag("Ask this running server; MODEL is its name there.", "--url")
     ] = None,
-    key: Annotated[str | None, typer.Option(*API_KEY, help="API key for --url.")] = None,
+    key: Annotated[str | None, flag("API key for --url.", *API_KEY)] = None,
 ) -> None:
     """Continue a prompt once and print the answer as it comes."""
     if len(words) > 2:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ..base.errors import InvalidRequest
 from ..server.keys import Key, hash_of, new_key, read_keys, write_keys
+from .flags import argument, flag
 
 command = typer.Typer(
     add_completion=False,
@@ -20,8 +21,8 @@ command = typer.Typer(
     help="API keys of a server. The file holds hashes: a key is shown once, when it is made.",
 )
 
-File = Annotated[Path, typer.Option("--file", help="The file that serve --keys reads.")]
-Name = Annotated[str, typer.Argument(help="Name of the key: who it is for.", show_default=False)]
+File = Annotated[Path, flag("The file that serve --keys reads.", "--file")]
+Name = Annotated[str, argument("Name of the key: who it is for.", show_default=False)]
 DEFAULT_FILE = Path("headrace-keys.toml")
 
 
@@ -29,14 +30,10 @@ DEFAULT_FILE = Path("headrace-keys.toml")
 def add(
     name: Name,
     file: File = DEFAULT_FILE,
-    operator: Annotated[
-        bool, typer.Option("--operator", help="It opens the operator's routes too.")
-    ] = False,
+    operator: Annotated[bool, flag("It opens the operator's routes too.", "--operator")] = False,
     requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
-    concurrent: Annotated[
-        int | None, typer.Option(min=1, help="Requests at the same time.")
-    ] = None,
+    concurrent: Annotated[int | None, flag("Requests at the same time.", min=1)] = None,
 ) -> None:
     """Make a key, print it, and keep its hash. A running server takes it within seconds."""
     keys = read_keys(file) if file.exists() else []

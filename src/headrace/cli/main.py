@@ -19,69 +19,37 @@ from ..base.environment import debug
 from ..base.errors import HeadraceError, InvalidRequest
 from ..base.names import hint, nearest
 from ..base.version import VERSION
+from .flags import flag
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "serve": ("headrace.cli.serve:command", "Serve a model over HTTP, OpenAI-compatible."),
-    "route": ("headrace.cli.route:command", "One address before several servers."),
-    "chat": ("headrace.cli.chat:command", "Talk to a model in the terminal."),
-    "generate": ("headrace.cli.generate:command", "Continue a prompt once and print the answer."),
-    "transcribe": (
-        "headrace.cli.transcribe:command",
-        "Speech to text: a file of sound as text, captions or JSON.",
-    ),
-    "speak": ("headrace.cli.speak:command", "Text to speech: a file of the sound of a text."),
-    "programs": (
-        "headrace.cli.programs:command",
-        "Detectors, readers and voices as ONNX files: inspect, run.",
-    ),
-    "models": (
-        "headrace.cli.models:command",
-        "The catalog: what there is, what is on disk, licences.",
-    ),
-    "explain": ("headrace.cli.explain:command", "What the options become for a model, and why."),
-    "top": ("headrace.cli.top:command", "Watch a running server in the terminal."),
-    "clients": (
-        "headrace.cli.clients:command",
-        "Settings for other programs: Continue, aider, Open WebUI, LiteLLM.",
-    ),
-    "keys": ("headrace.cli.keys:command", "API keys of a server: add, list, remove."),
-    "cache": (
-        "headrace.cli.cache_precompute:command",
-        "The context cache on the disk: show, measure, precompute, export, import, forget.",
-    ),
-    "bench": (
-        "headrace.cli.bench:command",
-        "Load any server, ours or another, and measure what its users would feel.",
-    ),
-    "roofline": (
-        "headrace.cli.roofline:command",
-        "What the hardware allows for a model, operator by operator.",
-    ),
-    "plan": (
-        "headrace.cli.plan:command",
-        "The cheapest layout that keeps an SLO, checked by the simulator.",
-    ),
-    "simulate": ("headrace.cli.simulate:command", "A workload on engines that do not exist yet."),
-    "replay": ("headrace.cli.replay:command", "Prove recorded answers again, bit for bit."),
-    "quantise": (
-        "headrace.cli.quantise:command",
-        "A model in fewer bits, calibrated on a text, with its loss measured.",
-    ),
-    "quantize": ("headrace.cli.quantise:command", "The same as quantise."),
-    "convert": (
-        "headrace.cli.convert:command",
-        "A model's numbers in another format, if that loses nothing.",
-    ),
-    "factory": (
-        "headrace.cli.factory:command",
-        "From a model to a signed profile of what was tested, and back to its evidence.",
-    ),
-    "profile": (
-        "headrace.cli.profile:command",
-        "Where the time of a model's steps goes, next to its prediction.",
-    ),
+COMMANDS = {
+    "serve": "Serve a model over HTTP, OpenAI-compatible.",
+    "route": "One address before several servers.",
+    "chat": "Talk to a model in the terminal.",
+    "generate": "Continue a prompt once and print the answer.",
+    "transcribe": "Speech to text: a file of sound as text, captions or JSON.",
+    "speak": "Text to speech: a file of the sound of a text.",
+    "programs": "Detectors, readers and voices as ONNX files: inspect, run.",
+    "models": "The catalog: what there is, what is on disk, licences.",
+    "explain": "What the options become for a model, and why.",
+    "top": "Watch a running server in the terminal.",
+    "clients": "Settings for other programs: Continue, aider, Open WebUI, LiteLLM.",
+    "keys": "API keys of a server: add, list, remove.",
+    "cache": "The context cache on the disk: show, measure, precompute, export, import, forget.",
+    "bench": "Load any server, ours or another, and measure what its users would feel.",
+    "roofline": "What the hardware allows for a model, operator by operator.",
+    "plan": "The cheapest layout that keeps an SLO, checked by the simulator.",
+    "simulate": "A workload on engines that do not exist yet.",
+    "replay": "Prove recorded answers again, bit for bit.",
+    "quantise": "A model in fewer bits, calibrated on a text, with its loss measured.",
+    "quantize": "The same as quantise.",
+    "convert": "A model's numbers in another format, if that loses nothing.",
+    "factory": "From a model to a signed profile of what was tested, and back to its evidence.",
+    "profile": "Where the time of a model's steps goes, next to its prediction.",
 }
-"""Name → (module:name of a function or a Typer application, one line of help)."""
+"""Name → one line of help. The module of that name has `command`: a function, or a Typer
+application."""
+HOMES = {"cache": "cache_precompute", "quantize": "quantise"}
+"""Commands whose module has another name."""
 
 ELSEWHERE = {
     "run": "chat", "pull": "models pull", "list": "models", "ls": "models", "rm": "models remove",
@@ -121,7 +89,8 @@ class LazyGroup(typer.core.TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for name, (home, help) in COMMANDS.items():
+        for name, help in COMMANDS.items():
+            home = f"{__package__}.{HOMES.get(name, name)}:command"
             self.add_command(Deferred(name, home, help))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -172,7 +141,7 @@ def _version(wanted: bool) -> None:
 @application.callback()
 def headrace(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
+        bool, flag("Print it and exit.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Headrace runs, serves, measures, plans and ships generative-AI inference."""

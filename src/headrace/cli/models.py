@@ -21,14 +21,13 @@ from ..loader.cache import remove as remove_model
 from ..loader.catalog import CATALOG, TASKS
 from ..loader.open import fetched
 from ..speech.finding import find, hears
+from .flags import argument, flag
 from .models_speed import CONTEXT, predicted
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-CacheDir = Annotated[
-    Path | None, typer.Option("--cache-dir", help="Where models are kept.", show_default=False)
-]
+CacheDir = Annotated[Path | None, flag("Where models are kept.", "--cache-dir", show_default=False)]
 
 
 @command.callback(invoke_without_command=True)
@@ -36,10 +35,9 @@ def models(
     context: typer.Context,
     cache_dir: CacheDir = None,
     speed: Annotated[
-        bool,
-        typer.Option("--speed", help="Predict the tokens a second of those on disk, for one user."),
+        bool, flag("Predict the tokens a second of those on disk, for one user.", "--speed")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+    as_json: Annotated[bool, flag("Print one JSON list.", "--json")] = False,
 ) -> None:
     """List the models that Headrace knows by name, and those on this disk."""
     if context.invoked_subcommand is not None:
@@ -92,7 +90,7 @@ def _table(found: list[CachedModel], free: int, speeds: dict[str, float] | None)
 
 @command.command()
 def pull(
-    name: Annotated[str, typer.Argument(help="Catalog name or hub id.", show_default=False)],
+    name: Annotated[str, argument("Catalog name or hub id.", show_default=False)],
     cache_dir: CacheDir = None,
 ) -> None:
     """Download a model, resuming where an earlier download stopped, and verify it."""
@@ -109,8 +107,7 @@ def pull(
 @command.command()
 def remove(
     name: Annotated[
-        str,
-        typer.Argument(help="Catalog name, hub id, or path of a local file.", show_default=False),
+        str, argument("Catalog name, hub id, or path of a local file.", show_default=False)
     ],
     cache_dir: CacheDir = None,
 ) -> None:

@@ -11,7 +11,7 @@ from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from ..base.errors import ContextOverflow, InvalidRequest, TooLarge
+from ..base.errors import ContextOverflow, InvalidRequest, TooLarge, file_errors
 from ..media import PICTURE_REFUSALS, PictureLimits
 from ..media.pictures import picture_format
 from ..server.decoders import Decoders
@@ -31,13 +31,11 @@ _FILE = re.compile(r"file://[^/]*")
 
 def picture_part(path: Path) -> dict[str, Any]:
     """Read a picture's file as a part of a message. Raises `InvalidRequest`, `TooLarge`."""
-    try:
+    with file_errors(InvalidRequest, f"cannot read {path}"):
         if not S_ISREG(path.stat().st_mode):
             raise InvalidRequest(f"{path} is no file")
         with path.open("rb") as file:
             data = file.read(LIMITS.bytes + 1)
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from None
     if len(data) > LIMITS.bytes:
         raise TooLarge(f"{path} has more than {LIMITS.bytes:,} bytes, which is what is taken")
     format = picture_format(data[:12])

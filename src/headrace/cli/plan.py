@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from ..base.config import parse_seconds
-from ..base.errors import HeadraceError, InvalidRequest
+from ..base.errors import HeadraceError, InvalidRequest, one_of
 from ..bench.material import Material
 from ..bench.options import RunOptions
 from ..bench.run import make_sessions
@@ -40,6 +40,7 @@ from ..roofline.planner import (
 )
 from ..roofline.prices import read_prices
 from ..roofline.steady import Demand, Goal
+from .flags import argument, flag
 from .plan_check import Check, Checked, workers
 from .plan_launch import ENGINES, STARTS, launch_text, write_launch
 from .plan_show import PlanQuestion, document, show
@@ -56,89 +57,81 @@ COUNTS = re.compile(r"([1-9]\d{0,4})\s*[x×*]\s*(\S+)", re.IGNORECASE)
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="Model, or the name of a known architecture.")],
+    model: Annotated[str, argument("Model, or the name of a known architecture.")],
     devices: Annotated[
         str | None,
-        typer.Option(
-            help="What there is, as in 8xH100 or 8xH100,4xH200: the most requests a second within "
+        flag(
+            "What there is, as in 8xH100 or 8xH100,4xH200: the most requests a second within "
             "the SLO."
         ),
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(
-            help="Instead: what this many requests a second need; none: 10, or a trace's."
-        ),
+        flag("Instead: what this many requests a second need; none: 10, or a trace's."),
     ] = None,
-    input: Annotated[int, typer.Option(min=1, help="Prompt tokens, mean.")] = 1024,
-    output: Annotated[int, typer.Option(min=1, help="Output tokens, mean.")] = 256,
-    shared: Annotated[int, typer.Option(min=0, help="Prompt tokens from the prefix cache.")] = 0,
+    input: Annotated[int, flag("Prompt tokens, mean.", min=1)] = 1024,
+    output: Annotated[int, flag("Output tokens, mean.", min=1)] = 256,
+    shared: Annotated[int, flag("Prompt tokens from the prefix cache.", min=0)] = 0,
     trace: Annotated[
-        str | None,
-        typer.Option(help="FORMAT:FILE: lengths, sharing and rate of recorded requests instead."),
+        str | None, flag("FORMAT:FILE: lengths, sharing and rate of recorded requests instead.")
     ] = None,
-    ttft: Annotated[str, typer.Option(metavar="TIME", help="Limit of the p99 TTFT.")] = "1s",
-    tpot: Annotated[str, typer.Option(metavar="TIME", help="Limit of the p99 TPOT.")] = "50ms",
-    itl: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Limit of the p99 ITL, as in 80ms.")
-    ] = None,
-    hardware: Annotated[str, typer.Option(help="Devices to choose from, by commas.")] = "all",
+    ttft: Annotated[str, flag("Limit of the p99 TTFT.", metavar="TIME")] = "1s",
+    tpot: Annotated[str, flag("Limit of the p99 TPOT.", metavar="TIME")] = "50ms",
+    itl: Annotated[str | None, flag("Limit of the p99 ITL, as in 80ms.", metavar="TIME")] = None,
+    hardware: Annotated[str, flag("Devices to choose from, by commas.")] = "all",
     formats: Annotated[
         str | None,
-        typer.Option(
-            help="Weight formats to choose from; none: as published, of wide ones "
+        flag(
+            "Weight formats to choose from; none: as published, of wide ones "
             + " and ".join(FORMATS)
             + " (int4 and nvfp4 can cost quality: name them)."
         ),
     ] = None,
     kv_dtype: Annotated[
-        str, typer.Option(help="auto: fp8 beside fp8 and nvfp4 weights where the device has it.")
+        str, flag("auto: fp8 beside fp8 and nvfp4 weights where the device has it.")
     ] = "auto",
-    pools: Annotated[bool, typer.Option(help="Also try prefill and decode pools.")] = True,
-    max_devices: Annotated[int, typer.Option(min=1, help="Of one replica.")] = MAX_DEVICES,
+    pools: Annotated[bool, flag("Also try prefill and decode pools.")] = True,
+    max_devices: Annotated[int, flag("Of one replica.", min=1)] = MAX_DEVICES,
     prices: Annotated[
-        Path | None,
-        typer.Option(help='JSON as in {"H200": 3.8, "currency": "EUR", "date": "2026-11-01"}.'),
+        Path | None, flag('JSON as in {"H200": 3.8, "currency": "EUR", "date": "2026-11-01"}.')
     ] = None,
     requests: Annotated[
-        int, typer.Option(min=50, help="Requests of a simulation's steady part at least.")
+        int, flag("Requests of a simulation's steady part at least.", min=50)
     ] = 100,
     speculate: Annotated[
         str,
-        typer.Option(
-            help=f"Drafts: off, as measured of {', '.join(MEASURED)}, or a chance from 0 to 1; on "
+        flag(
+            f"Drafts: off, as measured of {', '.join(MEASURED)}, or a chance from 0 to 1; on "
             "CPUs, which verify them."
         ),
     ] = "off",
     tiers: Annotated[
         Path | None,
-        typer.Option(
-            help="Instead: what each size of RAM and disk for KV would have saved of this trace "
+        flag(
+            "Instead: what each size of RAM and disk for KV would have saved of this trace "
             "of an engine's context cache."
         ),
     ] = None,
-    tiers_pool: Annotated[str, typer.Option(help="RAM of the pool above the disk.")] = "1GiB",
+    tiers_pool: Annotated[str, flag("RAM of the pool above the disk.")] = "1GiB",
     tiers_price: Annotated[
-        float | None, typer.Option(help="Of an hour of the machine: savings as money.")
+        float | None, flag("Of an hour of the machine: savings as money.")
     ] = None,
     launch: Annotated[
         Path | None,
-        typer.Option(
-            help=f"Folder for the commands that start the best layout: {', '.join(ENGINES)}."
-        ),
+        flag(f"Folder for the commands that start the best layout: {', '.join(ENGINES)}."),
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(
+        flag(
+            f"Print nothing but what starts the best layout: {', '.join(STARTS)} (values).",
             "--command",
             metavar="NAME",
-            help=f"Print nothing but what starts the best layout: {', '.join(STARTS)} (values).",
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also why other layouts are not chosen.")
+        bool, flag("Also why other layouts are not chosen.", "--verbose", "-v")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: Annotated[bool, flag("Print JSON instead of tables.", "--json")] = False,
 ) -> None:
     """Find the cheapest hardware and layout for a load and an SLO, or the most that given devices
     do; the simulator has the last word."""
@@ -207,10 +200,7 @@ def plan(
 
 
 def _verify_command(name: str, *, as_json: bool) -> None:
-    if name not in STARTS:
-        raise InvalidRequest(
-            f"command must be one of {', '.join(STARTS)}, not {name!r:.60}", param="command"
-        )
+    one_of(name, STARTS, "command")
     if as_json:
         raise InvalidRequest("command prints no JSON: leave out --json", param="command")
 

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..base.errors import OptionError
+from ..base.errors import OptionError, file_errors
 from ..roofline.planner import Candidate, Pool
 from .plan_show import PlanQuestion, format_words
 
@@ -38,12 +38,10 @@ def write_launch(folder: Path, question: PlanQuestion, candidate: Candidate) -> 
         files[f"{name}.sh"] = script(name, question, candidate)
     if _attention_groups(candidate) or _narrow_kv(candidate):
         files["tensorrt-llm.yaml"] = tensorrt_config(candidate)
-    try:
+    with file_errors(OptionError, f"{folder} cannot be written", "launch"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"{folder} cannot be written: {error.strerror}", param="launch") from None
     return [folder / name for name in files]
 
 

@@ -226,9 +226,7 @@ def document(question: PlanQuestion, found: Found, checked: list[Checked]) -> di
                 {
                     "role": pool.role,
                     "replicas": pool.replicas,
-                    "tp": pool.case.layout.tp,
-                    "pp": pool.case.layout.pp,
-                    "dp": pool.case.layout.dp,
+                    **{kind: getattr(pool.case.layout, kind) for kind in ("tp", "pp", "dp")},
                     "ep": pool.case.layout.ranks if pool.case.layout.ep else 1,
                     "format": pool.case.weights.name,
                     "kv_dtype": pool.case.kv_dtype,

@@ -46,6 +46,7 @@ from ..roofline.hardware import Hardware
 from ..roofline.machine import this_hardware
 from ..roofline.step import StepModel
 from ..worker import Worker
+from .flags import argument, flag
 
 EAGER = (
     "operators are of a second run of as many such requests, one after the other: on a GPU without "
@@ -54,20 +55,18 @@ EAGER = (
 
 
 def profile(
-    model: Annotated[str, typer.Argument(help="As of `headrace serve`.")] = DEFAULT_MODEL,
-    requests: Annotated[int, typer.Option(min=1, help="Requests, all at once.")] = 4,
-    input: Annotated[int, typer.Option(min=1, help="Prompt tokens of each.")] = 128,
-    output: Annotated[int, typer.Option(min=1, help="Output tokens of each.")] = 32,
-    kernels: Annotated[str, typer.Option(help="As of `headrace serve`.")] = "auto",
-    depth: Annotated[int, typer.Option(min=1, max=2, help="Steps in flight.")] = 1,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Timeline for ui.perfetto.dev.")] = Path(
+    model: Annotated[str, argument("As of `headrace serve`.")] = DEFAULT_MODEL,
+    requests: Annotated[int, flag("Requests, all at once.", min=1)] = 4,
+    input: Annotated[int, flag("Prompt tokens of each.", min=1)] = 128,
+    output: Annotated[int, flag("Output tokens of each.", min=1)] = 32,
+    kernels: Annotated[str, flag("As of `headrace serve`.")] = "auto",
+    depth: Annotated[int, flag("Steps in flight.", min=1, max=2)] = 1,
+    out: Annotated[Path, flag("Timeline for ui.perfetto.dev.", "--out", "-o")] = Path(
         "timeline.json"
     ),
-    html: Annotated[Path | None, typer.Option(help="Write a page of the operators.")] = None,
-    as_json: Annotated[Path | None, typer.Option("--json", help="Write the operators.")] = None,
-    steps: Annotated[
-        Path | None, typer.Option(help="Step records too, for `headrace roofline --fit`.")
-    ] = None,
+    html: Annotated[Path | None, flag("Write a page of the operators.")] = None,
+    as_json: Annotated[Path | None, flag("Write the operators.", "--json")] = None,
+    steps: Annotated[Path | None, flag("Step records too, for `headrace roofline --fit`.")] = None,
 ) -> None:
     """Run a model here; show the time of its steps and operators with the roofline's prediction and
     limit."""

@@ -18,7 +18,7 @@ from typing import Annotated, Any, BinaryIO
 import numpy as np
 import typer
 
-from ..base.errors import InvalidRequest, PackageAbsent
+from ..base.errors import InvalidRequest, PackageAbsent, file_errors
 from ..base.foreign import Undecodable, any_json
 from ..base.names import nearest
 from ..loader.catalog import CATALOG
@@ -28,6 +28,7 @@ from ..programs.confined import ConfinedProgram
 from ..programs.drawn import random_nodes
 from ..programs.files import read
 from ..programs.onnx import MOST_RANK, Port
+from .flags import argument, flag
 from .models import size
 from .progress import DownloadBars
 
@@ -42,32 +43,26 @@ MOST_INPUT = 1 << 30
 
 File = Annotated[
     str,
-    typer.Argument(
-        help="An .onnx file, or of the catalog: vad-silero, ocr-pp-v4/det.onnx.", show_default=False
+    argument(
+        "An .onnx file, or of the catalog: vad-silero, ocr-pp-v4/det.onnx.", show_default=False
     ),
 ]
 Inputs = Annotated[
     list[str] | None,
-    typer.Option(
-        "--input",
-        help="name=VALUE: @FILE.npy, a JSON number or list, random or zeros, with the shape if the "
+    flag(
+        "name=VALUE: @FILE.npy, a JSON number or list, random or zeros, with the shape if the "
         "program leaves it open (random:1x3x48x320). Others: states zeros, the rest random.",
+        "--input",
         show_default=False,
     ),
 ]
-CacheDir = Annotated[
-    Path | None, typer.Option("--cache-dir", help="Where models are kept.", show_default=False)
-]
+CacheDir = Annotated[Path | None, flag("Where models are kept.", "--cache-dir", show_default=False)]
 Memory = Annotated[
-    float,
-    typer.Option("--memory", min=0.001, max=1e6, help="GB of weights, and of values in a run."),
+    float, flag("GB of weights, and of values in a run.", "--memory", min=0.001, max=1e6)
 ]
-Seconds = Annotated[
-    float, typer.Option("--seconds", min=0.001, max=1e6, help="Time limit of a run.")
-]
+Seconds = Annotated[float, flag("Time limit of a run.", "--seconds", min=0.001, max=1e6)]
 Seed = Annotated[
-    int,
-    typer.Option("--seed", min=0, max=2**63, help="Of the program's draws, and of random inputs."),
+    int, flag("Of the program's draws, and of random inputs.", "--seed", min=0, max=2**63)
 ]
 
 
@@ -75,11 +70,11 @@ Seed = Annotated[
 def inspect(
     file: File,
     given: Inputs = None,
-    rows: Annotated[int, typer.Option("--rows", min=2, max=256, help="Rows to try together.")] = 4,
+    rows: Annotated[int, flag("Rows to try together.", "--rows", min=2, max=256)] = 4,
     memory: Memory = 4.0,
     seconds: Seconds = 30.0,
     seed: Seed = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, flag("Print one JSON object.", "--json")] = False,
     cache_dir: CacheDir = None,
 ) -> None:
     """Show a program's operators, shapes, states and random nodes, its cost in a process that may
@@ -105,8 +100,7 @@ def run(
     file: File,
     given: Inputs = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", help="An .npz file of all outputs.", show_default="JSON"),
+        Path | None, flag("An .npz file of all outputs.", "--output", show_default="JSON")
     ] = None,
     memory: Memory = 4.0,
     seconds: Seconds = 30.0,
@@ -129,11 +123,11 @@ def run(
         shown = {name: _shown(value) for name, value in found.items()}
         print(json.dumps({"outputs": shown, "seconds": round(took, 6)}))
         return
-    try:
-        with output.open("wb") as target:
-            _save(target, found)
-    except OSError as error:
-        raise InvalidRequest(f"{output} cannot be written: {error.strerror}") from error
+    with (
+        file_errors(InvalidRequest, f"{output} cannot be written"),
+        output.open("wb") as target,
+    ):
+        _save(target, found)
     print(f"{output}: {', '.join(found)}")
 
 

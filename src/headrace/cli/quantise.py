@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +12,13 @@ import typer
 from rich.console import Console
 
 from ..base.config import DEFAULT_MODEL, EngineOptions
-from ..base.errors import OptionError
-from ..factory.quantise import BUILT_IN, NO_TEXT, TARGETS
+from ..base.errors import OptionError, one_of
+from ..factory.quantise import TARGETS
 from ..factory.shrink import QuantiseWish, Shrinking, write_report
 from ..factory.to_gguf import MIX
-from ..quantise.text import TOKENS
 from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
+from .flags import argument, flag, with_flags
 from .progress import DownloadBars
 
 DEFAULT = "q4_k"
@@ -25,56 +26,29 @@ FAILED = 1
 """Exit status if the result lost too much."""
 
 
+@with_flags(QuantiseWish, "wish")
 def quantise(
-    model: Annotated[
-        str, typer.Argument(help="A dense model: as of `headrace serve`.")
-    ] = DEFAULT_MODEL,
+    wish: QuantiseWish,
+    model: Annotated[str, argument("A dense model: as of `headrace serve`.")] = DEFAULT_MODEL,
     to: Annotated[
-        str | None,
-        typer.Option("--to", help=f"Of a GGUF or of safetensors: {', '.join(TARGETS)}; q4_k."),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            help="A mix of a GGUF's types: size (400MB), or a decode step's time here (20ms)."
-        ),
-    ] = None,
-    text: Annotated[
-        str,
-        typer.Option(
-            help="Text to calibrate on: a UTF-8 file, .jsonl with `text` or `messages`, an "
-            f"importance matrix of llama.cpp, {BUILT_IN}, or {NO_TEXT}."
-        ),
-    ] = BUILT_IN,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of it, spread evenly.")] = TOKENS,
-    out: Annotated[Path | None, typer.Option(help="The result; none: named after both.")] = None,
-    imatrix: Annotated[
-        Path | None, typer.Option(help="Also write llama.cpp's importance matrix here.")
-    ] = None,
-    windows: Annotated[int, typer.Option(min=1, help="Windows of text for the gate.")] = 8,
-    least_share: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="Share of the original's perplexity to keep; none: by the format."
-        ),
+        str | None, flag(f"Of a GGUF or of safetensors: {', '.join(TARGETS)}; q4_k.", "--to")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print size, predicted speed and loss; make nothing.")
+        bool, flag("Print size, predicted speed and loss; make nothing.", "--dry-run")
     ] = False,
-    cache_dir: Annotated[str | None, typer.Option(help="Where models are kept.")] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Download nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    cache_dir: Annotated[str | None, flag("Where models are kept.")] = None,
+    offline: Annotated[bool, flag("Download nothing.", "--offline")] = False,
+    as_json: Annotated[bool, flag("Print one JSON object.", "--json")] = False,
 ) -> None:
     """Make a smaller model; publish it only if it lost no more than is allowed.
 
     Ended at any point (Ctrl-C, kill), the same command goes on from the last finished layer.
     """
-    to = to or (DEFAULT if budget is None else MIX)
-    if to not in TARGETS:
-        raise OptionError(f"to must be one of {', '.join(TARGETS)}, not {to!r}", param="to")
+    to = to or (DEFAULT if wish.budget is None else MIX)
+    one_of(to, TARGETS, "to", OptionError)
     console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
     engine = EngineOptions(model=model, cache_dir=cache_dir, offline=offline)
-    wish = QuantiseWish(engine, to, text, tokens, out, windows, imatrix, least_share, budget)
+    wish = replace(wish, engine=engine, to=to)
     with DownloadBars(sys.stderr, enabled=not as_json) as bars:
         planned = Shrinking(wish, bars)
         if dry_run:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Annotated
 
 import httpx
-import typer
 
 from ..base.errors import InvalidRequest, Unreachable
+from .flags import flag
 
 HERE = "http://127.0.0.1:8000"
 """The address of `headrace serve` with its defaults."""
 API_KEY = ("--api-key", "--key")
 """Spellings of the option with a server's key: the one of every command, and an older one."""
-Url = Annotated[str | None, typer.Option("--url", help="The server, as an option.")]
+Url = Annotated[str | None, flag("The server, as an option.", "--url")]
 
 
 def named(argument: str | None, url: str | None, default: str | None = None) -> str:

@@ -20,6 +20,7 @@ from ..engine.loop.build import Built, build
 from ..loader import open_model
 from ..obs.progress import TokenProgress
 from ..text import Tokenizer, load_tokenizer
+from .flags import argument, flag
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 DIFFERENT = 1
@@ -30,19 +31,15 @@ DIFFERENT = 1
 def main(
     file: Annotated[
         Path,
-        typer.Argument(
-            help="Records (written where HEADRACE_RECORD=FOLDER is set), or a dump of the flight "
+        argument(
+            "Records (written where HEADRACE_RECORD=FOLDER is set), or a dump of the flight "
             "recorder that names them: then what the failure cut off is replayed."
         ),
     ],
-    model: Annotated[
-        str | None, typer.Option(help="Take this model in place of the recorded one.")
-    ] = None,
-    last: Annotated[
-        int | None, typer.Option(min=1, help="Replay only so many of the newest records.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="As of `headrace serve`.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    model: Annotated[str | None, flag("Take this model in place of the recorded one.")] = None,
+    last: Annotated[int | None, flag("Replay only so many of the newest records.", min=1)] = None,
+    threads: Annotated[int | None, flag("As of `headrace serve`.", min=1)] = None,
+    as_json: Annotated[bool, flag("Print one JSON object.", "--json")] = False,
 ) -> None:
     """Answer recorded requests again and compare every token and log-probability.
 

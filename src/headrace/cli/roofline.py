@@ -32,62 +32,52 @@ from ..roofline.report import COLUMNS, as_json, html_page, roofline_chart, rows,
 from ..roofline.step import StepModel, StepTime, step_time
 from ..roofline.weights import total_bytes
 from ..speech.finding import hears
+from .bench_flags import LAYOUT, SKEW
+from .flags import argument, flag
 from .roofline_hearing import show_hearing
 
 
 def roofline(
     model: Annotated[
         str | None,
-        typer.Argument(
-            help="Model, config.json, hub id, or a known name: an unknown one lists them."
-        ),
+        argument("Model, config.json, hub id, or a known name: an unknown one lists them."),
     ] = None,
-    hardware: Annotated[
-        str, typer.Option(help="this, a .json file, or one of: " + ", ".join(DEVICES))
-    ] = "this",
-    batch: Annotated[int, typer.Option(min=1, help="Sequences that decode.")] = 1,
-    context: Annotated[int, typer.Option(min=0, help="Tokens before the decoded one.")] = 1024,
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prefilled prompt.")] = 512,
+    hardware: Annotated[str, flag("this, a .json file, or one of: " + ", ".join(DEVICES))] = "this",
+    batch: Annotated[int, flag("Sequences that decode.", min=1)] = 1,
+    context: Annotated[int, flag("Tokens before the decoded one.", min=0)] = 1024,
+    prompt: Annotated[int, flag("Tokens of the prefilled prompt.", min=1)] = 512,
     format: Annotated[
         str | None,
-        typer.Option(
-            help="Weight format; none: as stored or published. With parts of their own as in "
+        flag(
+            "Weight format; none: as stored or published. With parts of their own as in "
             "int4,head=int4 (embedding and head of narrow formats are bfloat16)."
         ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Type of activations.")] = "auto",
-    kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache.")] = "auto",
-    layout: Annotated[
-        str, typer.Option(help="Ranks, stages, attention groups, spread experts: TP2.PP2, DP8.EP8.")
-    ] = "1",
-    skew: Annotated[
-        float | None,
-        typer.Option(min=0, help="How unevenly experts are chosen; 0: evenly; none: as published."),
-    ] = None,
-    drafts: Annotated[int, typer.Option(min=0, help="Also a step that verifies so many.")] = 0,
+    dtype: Annotated[str, flag("Type of activations.")] = "auto",
+    kv_dtype: Annotated[str, flag("Type of the KV cache.")] = "auto",
+    layout: Annotated[str, flag(LAYOUT)] = "1",
+    skew: Annotated[float | None, flag(SKEW, min=0)] = None,
+    drafts: Annotated[int, flag("Also a step that verifies so many.", min=0)] = 0,
     measure: Annotated[
-        bool, typer.Option("--calibrate", help="Measure this machine first and keep the result.")
+        bool, flag("Measure this machine first and keep the result.", "--calibrate")
     ] = False,
     measure_steps_: Annotated[
-        bool,
-        typer.Option(
-            "--measure", help="Time real steps of the model here, fit, and show the errors."
-        ),
+        bool, flag("Time real steps of the model here, fit, and show the errors.", "--measure")
     ] = False,
     measure_loop_: Annotated[
         str | None,
-        typer.Option(
+        flag(
+            "Measure what a server of the model costs around its steps, for `simulate`.",
             "--measure-loop",
             metavar="URL",
-            help="Measure what a server of the model costs around its steps, for `simulate`.",
         ),
     ] = None,
     fit: Annotated[
-        Path | None, typer.Option(help="Recorded steps (JSON lines) to fit efficiencies from.")
+        Path | None, flag("Recorded steps (JSON lines) to fit efficiencies from.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write the charts as a picture.")] = None,
-    as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    html: Annotated[Path | None, flag("Write a page with charts.")] = None,
+    png: Annotated[Path | None, flag("Write the charts as a picture.")] = None,
+    as_json_: Annotated[bool, flag("Print JSON instead of tables.", "--json")] = False,
 ) -> None:
     """Show FLOPs, bytes, bottleneck and time of each operator of a step."""
     console = Console(highlight=False, markup=False)

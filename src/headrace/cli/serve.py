@@ -22,6 +22,7 @@ from ..server.run import ServerProcess, StartEngine, import_routes, take_ports
 from ..speech.finding import hears
 from .brief import BriefHelp
 from .configured import configured
+from .flags import flag
 from .start import running, several, started
 from .translate import listed, translate
 
@@ -88,23 +89,21 @@ def serve(
     server: ServerOptions,
     profile: Annotated[
         str | None,
-        typer.Option(
-            help="Signed profile (headrace factory build), which sets the options: ring, file, "
+        flag(
+            "Signed profile (headrace factory build), which sets the options: ring, file, "
             "name or digest."
         ),
     ] = None,
     from_engine: Annotated[
         str | None,
-        typer.Option(
+        flag(
+            "Run a line of vllm, sglang, llama.cpp or ollama: --from vllm -- LINE; without "
+            "one, list its options.",
             "--from",
             metavar="ENGINE",
-            help="Run a line of vllm, sglang, llama.cpp or ollama: --from vllm -- LINE; without "
-            "one, list its options.",
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be served, and stop.")
-    ] = False,
+    dry_run: Annotated[bool, flag("Print what would be served, and stop.", "--dry-run")] = False,
 ) -> None:
     """Serve models over HTTP, OpenAI-compatible. A MODEL is fetched if not on disk.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,15 +13,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..base.errors import HeadraceError
+from ..base.errors import HeadraceError, file_errors
 from ..bench.compare import INVALID_RUN, MISSED
 from ..bench.live import show_result
 from ..bench.options import RunOptions
 from ..bench.report import html_report
-from ..engine.loop.draft_law import MEASURED
-from ..engine.simulator.routing import ROUTERS
 from ..engine.simulator.sim_replica import ReplicaSpec
 from .bench_flags import with_run_flags
+from .flags import argument, flag, with_flags
 from .progress import StatusLine
 from .simulate_engines import Engines, show_changes
 
@@ -38,112 +38,28 @@ from .simulate_engines import Engines, show_changes
         "most."
     },
 )
+@with_flags(Engines, "engines")
 def simulate(
     options: RunOptions,
-    model: Annotated[str, typer.Argument(help="Model, or the name of a known architecture.")],
-    hardware: Annotated[str, typer.Option(help="this, A100, H100, H200, B200 …")] = "H200",
-    replicas: Annotated[int, typer.Option(min=1, help="Engines behind the router.")] = 1,
-    prefill: Annotated[int, typer.Option(min=0, help="How many of them only prefill.")] = 0,
-    handover: Annotated[
-        str, typer.Option(help="Prompts that these compute: always all, or pays: by the live rule.")
-    ] = "always",
-    routing: Annotated[str, typer.Option(help=", ".join(ROUTERS))] = "least-loaded",
-    told_after: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Until `prefix` learns what caches hold, as in 100ms; none: it knows what it "
-            "sent.",
-        ),
-    ] = None,
-    layout: Annotated[
-        str, typer.Option(help="Ranks, stages, attention groups, spread experts: TP2.PP2, DP8.EP8.")
-    ] = "1",
-    skew: Annotated[
-        float | None,
-        typer.Option(min=0, help="How unevenly experts are chosen; 0: evenly; none: as published."),
-    ] = None,
-    format: Annotated[str | None, typer.Option(help="Weight format.")] = None,
-    kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache.")] = "auto",
-    rows: Annotated[int, typer.Option(min=1, help="Sequences at a time, per engine.")] = 256,
-    step_tokens: Annotated[int, typer.Option(min=16, help="Token budget of a step.")] = 8192,
-    max_context: Annotated[int | None, typer.Option(help="Longest sequence.")] = None,
-    depth: Annotated[int, typer.Option(min=1, max=2, help="Steps in flight.")] = 2,
-    prefix_cache: Annotated[bool, typer.Option(help="Share prefixes.")] = True,
-    speculate: Annotated[
-        str,
-        typer.Option(
-            help=f"Drafts: off, as measured of {', '.join(MEASURED)}, or a chance from 0 to 1."
-        ),
-    ] = "off",
-    failures: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="A replica dies after 1h, say, in the mean; none: never."
-        ),
-    ] = None,
-    restart: Annotated[
-        str, typer.Option(metavar="TIME", help="Until it is back, its cache empty.")
-    ] = "60s",
-    gateway: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="Before the engine; none: as calibrated (--measure-loop), or 1ms."
-        ),
-    ] = None,
-    loop: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="Between steps, hidden at depth 2; none: as calibrated, or 0."
-        ),
-    ] = None,
-    row: Annotated[
-        str | None, typer.Option(metavar="TIME", help="The same for each sequence of a step.")
-    ] = None,
-    answer: Annotated[
-        str | None, typer.Option(metavar="TIME", help="From a step's end to the client.")
-    ] = None,
+    engines: Engines,
+    model: Annotated[str, argument("Model, or the name of a known architecture.")],
     change: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="The same load with another value of an option of the engines, beside it, as in "
+        flag(
+            "The same load with another value of an option of the engines, beside it, as in "
             "kv_dtype=fp8 or rows=64,depth=1; repeat it.",
+            metavar="NAME=VALUE",
         ),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the report.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    html: Annotated[Path | None, flag("Write the report.")] = None,
+    as_json: Annotated[bool, flag("Print the result as JSON.", "--json")] = False,
 ) -> None:
     """Run a workload of the bench on simulated engines: the real scheduler on virtual time.
 
     Ramp and drain are not counted. Exit status: 3 if the SLO is missed, 4 if the figures depend on
     the length of the run.
     """
-    engines = Engines(
-        model,
-        hardware,
-        replicas,
-        prefill,
-        handover,
-        routing,
-        told_after,
-        layout,
-        skew,
-        format,
-        kv_dtype,
-        rows,
-        step_tokens,
-        max_context,
-        depth,
-        prefix_cache,
-        speculate,
-        failures,
-        restart,
-        gateway,
-        loop,
-        row,
-        answer,
-    )
+    engines = replace(engines, model=model)
     every = [("as asked", engines), *((text, engines.changed(text)) for text in change or [])]
     spec, begin = engines.spec(), time.perf_counter()
     results: list[tuple[str, dict[str, Any]]] = []
@@ -161,10 +77,8 @@ def simulate(
         if change:
             show_changes(console, results)
     if html is not None:
-        try:
+        with file_errors(HeadraceError, f"{html}"):
             html.write_text(html_report(result))
-        except OSError as error:
-            raise HeadraceError(f"{html}: {error.strerror}") from None
     if result["slo"] is not None and result["slo"]["met"] is False:
         raise typer.Exit(MISSED)
     if not result["valid"]:

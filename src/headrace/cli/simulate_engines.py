@@ -9,20 +9,22 @@ from typing import Any, get_type_hints
 from rich.console import Console
 from rich.table import Table
 
-from ..base.config import parse_seconds
+from ..base.config import option, parse_seconds
 from ..base.errors import OptionError
 from ..base.layout import Layout
 from ..base.names import nearest
 from ..bench.options import RunOptions
 from ..bench.report import MET, number
 from ..bench.steady_run import document, steady_run
-from ..engine.loop.draft_law import draft_law
+from ..engine.loop.draft_law import MEASURED, draft_law
 from ..engine.simulator.described import make_case
+from ..engine.simulator.routing import ROUTERS
 from ..engine.simulator.sim import Cluster, Failures
 from ..engine.simulator.sim_replica import ReplicaSpec
 from ..roofline.hardware import Hardware
 from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
+from .bench_flags import LAYOUT, SKEW
 
 LOOP = {"gateway": "gateway", "loop": "step", "row": "row", "answer": "answer"}
 """Option → the part of `Loop` that it states."""
@@ -33,29 +35,45 @@ YES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off"
 class Engines:
     """The engines of a simulation; each field is the option of its name."""
 
-    model: str
-    hardware: str
-    replicas: int
-    prefill: int
-    handover: str
-    routing: str
-    told_after: str | None
-    layout: str
-    skew: float | None
-    format: str | None
-    kv_dtype: str
-    rows: int
-    step_tokens: int
-    max_context: int | None
-    depth: int
-    prefix_cache: bool
-    speculate: str
-    failures: str | None
-    restart: str
-    gateway: str | None
-    loop: str | None
-    row: str | None
-    answer: str | None
+    model: str = ""
+    hardware: str = option("H200", "this, A100, H100, H200, B200 …")
+    replicas: int = option(1, "Engines behind the router.", min=1)
+    prefill: int = option(0, "How many of them only prefill.", min=0)
+    handover: str = option(
+        "always", "Prompts that these compute: always all, or pays: by the live rule."
+    )
+    routing: str = option("least-loaded", ", ".join(ROUTERS))
+    told_after: str | None = option(
+        None,
+        "Until `prefix` learns what caches hold, as in 100ms; none: it knows what it sent.",
+        metavar="TIME",
+    )
+    layout: str = option("1", LAYOUT)
+    skew: float | None = option(None, SKEW, min=0)
+    format: str | None = option(None, "Weight format.")
+    kv_dtype: str = option("auto", "Type of the KV cache.")
+    rows: int = option(256, "Sequences at a time, per engine.", min=1)
+    step_tokens: int = option(8192, "Token budget of a step.", min=16)
+    max_context: int | None = option(None, "Longest sequence.")
+    depth: int = option(2, "Steps in flight.", min=1, max=2)
+    prefix_cache: bool = option(True, "Share prefixes.")
+    speculate: str = option(
+        "off", f"Drafts: off, as measured of {', '.join(MEASURED)}, or a chance from 0 to 1."
+    )
+    failures: str | None = option(
+        None, "A replica dies after 1h, say, in the mean; none: never.", metavar="TIME"
+    )
+    restart: str = option("60s", "Until it is back, its cache empty.", metavar="TIME")
+    gateway: str | None = option(
+        None,
+        "Before the engine; none: as calibrated (--measure-loop), or 1ms.",
+        metavar="TIME",
+    )
+    loop: str | None = option(
+        None, "Between steps, hidden at depth 2; none: as calibrated, or 0.", metavar="TIME"
+    )
+    row: str | None = option(None, "The same for each sequence of a step.", metavar="TIME")
+    answer: str | None = option(None, "From a step's end to the client.", metavar="TIME")
 
     def spec(self) -> ReplicaSpec:
         """Return one engine. Raises `HeadraceError` for what an option cannot be."""

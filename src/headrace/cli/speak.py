@@ -13,7 +13,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from ..base.config import EngineOptions, ServerOptions
-from ..base.errors import InvalidRequest
+from ..base.errors import InvalidRequest, file_errors
 from ..engine.clients.codec_speaking import CodecSpeaker
 from ..engine.clients.speaking import Speaker, SpeechClient
 from ..engine.programs.files import is_program
@@ -22,6 +22,7 @@ from ..media.writing import MEDIA_TYPES, SoundWriter, wav_head
 from ..speech.voices import FILE, check_voice, open_voices
 from .brief import BriefHelp
 from .configured import configured
+from .flags import argument, flag
 from .start import engine_of, running
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -31,29 +32,23 @@ command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @configured
 def speak(
     engine: EngineOptions,
-    text: Annotated[str, typer.Argument(help="What is spoken, or - for standard input.")],
+    text: Annotated[str, argument("What is spoken, or - for standard input.")],
     out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="The file; its name's end is the format: wav, mp3, …"),
+        Path, flag("The file; its name's end is the format: wav, mp3, …", "--out", "-o")
     ] = Path("speech.wav"),
     voice: Annotated[
-        str | None,
-        typer.Option("--voice", help="One of the model's.", show_default="the first of them"),
+        str | None, flag("One of the model's.", "--voice", show_default="the first of them")
     ] = None,
     speed: Annotated[
-        float | None,
-        typer.Option("--speed", help="From 0.25 to 4; programs only.", show_default="1"),
+        float | None, flag("From 0.25 to 4; programs only.", "--speed", show_default="1")
     ] = None,
-    phonemes: Annotated[
-        bool, typer.Option("--phonemes", help="The text is phonemes; programs only.")
-    ] = False,
+    phonemes: Annotated[bool, flag("The text is phonemes; programs only.", "--phonemes")] = False,
     temperature: Annotated[
         float | None, typer.Option("--temperature", show_default="what the folder says")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Same seed, same sound.")] = None,
+    seed: Annotated[int | None, flag("Same seed, same sound.", "--seed")] = None,
     max_tokens: Annotated[
-        int | None,
-        typer.Option("--max-tokens", help="Codes at most.", show_default="the context's end"),
+        int | None, flag("Codes at most.", "--max-tokens", show_default="the context's end")
     ] = None,
 ) -> None:
     """Write the sound of a text, as it is made. MODEL is a voice (joe, kokoro, NAME.onnx), or a
@@ -84,11 +79,8 @@ def speak(
         voices = open_voices(Path(engine.model), sys.maxsize)
         check_voice(voice or voices.voices[0], voices.voices)
         opened = partial(_model, engine)
-    try:
-        with out.open("wb") as file:
-            asyncio.run(_speak(opened, spoken, voice, said, form, file))
-    except OSError as error:
-        raise InvalidRequest(f"{out} cannot be written: {error.strerror}", param="out") from error
+    with file_errors(InvalidRequest, f"{out} cannot be written", "out"), out.open("wb") as file:
+        asyncio.run(_speak(opened, spoken, voice, said, form, file))
 
 
 @asynccontextmanager

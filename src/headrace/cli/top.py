@@ -12,9 +12,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import httpx
-import typer
 from rich.console import Console
 from rich.live import Live
+
+from .flags import argument, flag
 
 try:
     import termios
@@ -32,18 +33,17 @@ AGAIN_SECONDS = 2.0
 
 def command(
     server: Annotated[
-        str | None, typer.Argument(help=f"The server; none: {HERE}.", show_default=False)
+        str | None, argument(f"The server; none: {HERE}.", show_default=False)
     ] = None,
     url: Url = None,
     key: Annotated[
-        str | None,
-        typer.Option(*API_KEY, help="API key of an operator.", envvar="HEADRACE_API_KEY"),
+        str | None, flag("API key of an operator.", *API_KEY, envvar="HEADRACE_API_KEY")
     ] = None,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.1, help="Seconds between readings of /metrics.")
+        float, flag("Seconds between readings of /metrics.", "--interval", min=0.1)
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one reading and stop.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Readings as JSON lines.")] = False,
+    once: Annotated[bool, flag("Print one reading and stop.", "--once")] = False,
+    as_json: Annotated[bool, flag("Readings as JSON lines.", "--json")] = False,
 ) -> None:
     """Watch a server: ours, or any with vLLM's or NIM's metrics. q quits."""
     address = named(server, url, HERE)

@@ -112,22 +112,28 @@ def _of_point(
     return Reading(
         "statistics",
         model,
-        point["running"],
-        point["waiting"],
-        point["kv_usage"],
-        point["output_tokens_per_second"],
-        point["prompt_tokens_per_second"],
-        point["time_to_first_token"],
-        point["inter_token_latency"],
-        sum(one["prefix_hits"] for one in recent) / lookups if lookups else None,
-        point["roofline"],
-        point["busy"],
-        point["step_seconds"],
-        point["batch"],
-        point["preemptions"],
-        requests,
-        point.get("others"),
+        output_rate=point["output_tokens_per_second"],
+        prompt_rate=point["prompt_tokens_per_second"],
+        first_token=point["time_to_first_token"],
+        token_gap=point["inter_token_latency"],
+        prefix_share=sum(one["prefix_hits"] for one in recent) / lookups if lookups else None,
+        requests=requests,
+        others=point.get("others"),
+        **{name: point[name] for name in SAME},
     )
+
+
+SAME = [
+    "running",
+    "waiting",
+    "kv_usage",
+    "roofline",
+    "busy",
+    "step_seconds",
+    "batch",
+    "preemptions",
+]
+"""Fields of a reading that a point has under the same names."""
 
 
 async def _scraped(client: httpx.AsyncClient, interval: float) -> AsyncGenerator[Reading]:

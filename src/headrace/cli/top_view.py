@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -57,61 +59,21 @@ class Screen:
         table.add_column(no_wrap=True, style="dim", min_width=28)
         table.add_column(no_wrap=True, style="cyan")
         space = max(0, min(KEPT, width - 66))
-        for name, value, more, series, top in (
-            ("generated", rate(now.output_rate), "", [r.output_rate for r in self._history], None),
-            ("prompt", rate(now.prompt_rate), "", [r.prompt_rate for r in self._history], None),
-            (
-                "first token",
-                *latency(now.first_token),
-                [(r.first_token or {}).get("p50") for r in self._history],
-                None,
-            ),
-            (
-                "between tokens",
-                *latency(now.token_gap),
-                [(r.token_gap or {}).get("p50") for r in self._history],
-                None,
-            ),
-            (
-                "running",
-                count(now.running),
-                f"{count(now.waiting)} waiting"
-                + (f", {now.batch:.1f} a step" if now.batch else ""),
-                [r.running for r in self._history],
-                None,
-            ),
-            (
-                "KV cache",
-                share(now.kv_usage),
-                f"{now.preemptions:.0f} preempted" if now.preemptions else "",
-                [r.kv_usage for r in self._history],
-                1.0,
-            ),
-            (
-                "prefix hits",
-                share(now.prefix_share),
-                "",
-                [r.prefix_share for r in self._history],
-                1.0,
-            ),
-            (
-                "roofline",
-                share(now.roofline),
-                f"others have {share(now.others)} of CPUs"
-                if (now.others or 0) > NOTABLE
-                else "predicted / measured",
-                [r.roofline for r in self._history],
-                1.0,
-            ),
-            (
-                "device busy",
-                share(now.busy),
-                f"{seconds(now.step_seconds)} a step" if now.step_seconds else "",
-                [r.busy for r in self._history],
-                1.0,
-            ),
-        ):
-            table.add_row(name, Text(value, style="bold"), more, bars(series, space, top))
+        steps = f", {now.batch:.1f} a step" if now.batch else ""
+        others = f"others have {share(now.others)} of CPUs"
+        beside = {
+            "running": f"{count(now.waiting)} waiting{steps}",
+            "kv_usage": f"{now.preemptions:.0f} preempted" if now.preemptions else "",
+            "roofline": others if (now.others or 0) > NOTABLE else "predicted / measured",
+            "busy": f"{seconds(now.step_seconds)} a step" if now.step_seconds else "",
+        }
+        for name, field, form, top in FIGURES:
+            values = [getattr(reading, field) for reading in self._history]
+            shown, more = form(getattr(now, field)), beside.get(field, "")
+            if form is latency:
+                shown, more = shown
+                values = [(one or {}).get("p50") for one in values]
+            table.add_row(name, Text(shown, style="bold"), more, bars(values, space, top))
         return table
 
 
@@ -205,3 +167,17 @@ def latency(values: dict[str, float] | None) -> tuple[str, str]:
     if not values:
         return UNKNOWN, ""
     return seconds(values["p50"]), f"p90 {seconds(values['p90'])}  p99 {seconds(values['p99'])}"
+
+
+FIGURES: tuple[tuple[str, str, Callable[[Any], Any], float | None], ...] = (
+    ("generated", "output_rate", rate, None),
+    ("prompt", "prompt_rate", rate, None),
+    ("first token", "first_token", latency, None),
+    ("between tokens", "token_gap", latency, None),
+    ("running", "running", count, None),
+    ("KV cache", "kv_usage", share, 1.0),
+    ("prefix hits", "prefix_share", share, 1.0),
+    ("roofline", "roofline", share, 1.0),
+    ("device busy", "busy", share, 1.0),
+)
+"""Title, field of a reading, its format, and the top of its bars; None: the highest."""

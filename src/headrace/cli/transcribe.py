@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
-from ..base.errors import HeadraceError, InvalidRequest
+from ..base.errors import HeadraceError, InvalidRequest, file_errors
 from ..base.hardware import cpu
 from ..base.names import nearest
 from ..engine.hearing.opening import DEFAULT_MODEL, open_transcriber
@@ -21,6 +21,7 @@ from ..speech.captions import clock, srt, vtt
 from ..speech.decoding import MOST_BEAMS, DecodingOptions
 from ..speech.languages import code_of, language_names
 from ..speech.transcript import Segment, Transcriber, Transcript
+from .flags import argument, flag
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -33,38 +34,30 @@ LINE_SECONDS = 30.0
 @command.command()
 def transcribe(
     files: Annotated[
-        list[Path],
-        typer.Argument(help="Sounds: wav, flac, ogg, mp3, mp4, m4a, webm; or folders."),
+        list[Path], argument("Sounds: wav, flac, ogg, mp3, mp4, m4a, webm; or folders.")
     ],
-    model: Annotated[str, typer.Option("--model", help="Catalog name or folder.")] = DEFAULT_MODEL,
+    model: Annotated[str, flag("Catalog name or folder.", "--model")] = DEFAULT_MODEL,
     language: Annotated[
-        str | None,
-        typer.Option("--language", help="Code or name: de, German.", show_default="what is heard"),
+        str | None, flag("Code or name: de, German.", "--language", show_default="what is heard")
     ] = None,
-    translate: Annotated[
-        bool, typer.Option("--translate", help="Into English, whatever is spoken.")
-    ] = False,
+    translate: Annotated[bool, flag("Into English, whatever is spoken.", "--translate")] = False,
     form: Annotated[
-        Literal["text", "srt", "vtt", "json"], typer.Option("--format", help="What to print.")
+        Literal["text", "srt", "vtt", "json"], flag("What to print.", "--format")
     ] = "text",
-    words: Annotated[bool, typer.Option("--words", help="Times of words; in JSON.")] = False,
+    words: Annotated[bool, flag("Times of words; in JSON.", "--words")] = False,
     chunked: Annotated[
-        bool,
-        typer.Option("--chunked", help="Stretches of speech side by side: faster, no context."),
+        bool, flag("Stretches of speech side by side: faster, no context.", "--chunked")
     ] = False,
-    beams: Annotated[
-        int, typer.Option("--beams", min=1, max=MOST_BEAMS, help="Beams of a search.")
-    ] = 1,
-    prompt: Annotated[str, typer.Option("--prompt", help="What was said before; names.")] = "",
+    beams: Annotated[int, flag("Beams of a search.", "--beams", min=1, max=MOST_BEAMS)] = 1,
+    prompt: Annotated[str, flag("What was said before; names.", "--prompt")] = "",
     exact: Annotated[
-        bool, typer.Option("--exact", help="Weights as the file has them, not in eight bits.")
+        bool, flag("Weights as the file has them, not in eight bits.", "--exact")
     ] = False,
     threads: Annotated[
-        int | None,
-        typer.Option("--threads", min=1, help="Of the CPU.", show_default="one for each core"),
+        int | None, flag("Of the CPU.", "--threads", min=1, show_default="one for each core")
     ] = None,
     cache_dir: Annotated[
-        Path | None, typer.Option("--cache-dir", help="Where models are kept.", show_default=False)
+        Path | None, flag("Where models are kept.", "--cache-dir", show_default=False)
     ] = None,
 ) -> None:
     """Print the text of a sound file as it is decoded; progress goes to standard error.
@@ -112,12 +105,10 @@ def transcribe(
 
 
 def _sound(file: Path) -> Sound:
-    try:
+    with file_errors(InvalidRequest, f"{file} cannot be read", "file"):
         if file.stat().st_size > _MOST_BYTES:
             raise InvalidRequest(f"{file} is larger than {_MOST_BYTES >> 30} GiB", param="file")
         data = file.read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"{file} cannot be read: {error.strerror}", param="file") from error
     limits = AudioLimits(bytes=_MOST_BYTES, seconds=24 * 3600.0, memory=4 << 30, wall_seconds=900)
     return decode(data, limits)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..base.environment import cache_root
-from ..base.errors import OptionError
+from ..base.errors import OptionError, file_errors, one_of
 from ..base.foreign import Undecodable, any_json
 from ..base.names import nearest
 from ..base.other_engines import ENGINES, SOURCES, OtherOption
@@ -81,12 +81,8 @@ class Translated:
         if not self.hashes:
             return
         path = Path(str(self.options["keys"]))
-        try:
+        with file_errors(OptionError, f"cannot write {path.parent}", "from"):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise OptionError(
-                f"cannot write {path.parent}: {error.strerror}", param="from"
-            ) from None
         write_keys(path, [Key(f"key-{n}", one) for n, one in enumerate(self.hashes, start=1)])
 
 
@@ -135,10 +131,7 @@ def _counterpart(word: OtherOption) -> str:
 
 
 def _known(engine: str) -> tuple[OtherOption, ...]:
-    if engine not in ENGINES:
-        raise OptionError(
-            f"from must be one of {', '.join(ENGINES)}, not {engine!r:.40}", param="from"
-        )
+    one_of(engine, ENGINES, "from", OptionError)
     return ENGINES[engine]
 
 
@@ -373,11 +366,8 @@ def _secret(line: Translated, word: OtherOption, values: list[str]) -> None:
 
 
 def _secrets(line: Translated, word: OtherOption, values: list[str]) -> None:
-    try:
+    with file_errors(OptionError, f"cannot read {values[0]}", "from"):
         lines = Path(values[0]).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise OptionError(f"cannot read {values[0]}: {reason}", param="from") from None
     _keep_keys(line, [one.strip() for one in lines if one.strip() and not one.startswith("#")])
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ..base.errors import InvalidRequest
+from ..base.errors import InvalidRequest, file_errors
 from ..base.extras import needing
 from ..base.foreign import any_json, json_reader
 from .checks import need, undecided
@@ -78,13 +78,9 @@ class Snapshot:
 
 def read_advisories(path: Path) -> Snapshot:
     """Read the snapshot in a folder or a zip. Raises `InvalidRequest` if it is not one."""
-    try:
+    with file_errors(InvalidRequest, f"{path} cannot be read", "advisories"):
         found = path.stat()
         return _read(path, (found.st_mtime_ns, found.st_size))
-    except OSError as error:
-        raise InvalidRequest(
-            f"{path} cannot be read: {error.strerror}", param="advisories"
-        ) from None
 
 
 _advisory = json_reader(Advisory)

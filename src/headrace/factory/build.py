@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..base.config import EngineOptions, option, verify_options
-from ..base.errors import InvalidRequest
+from ..base.errors import InvalidRequest, file_errors, one_of
 from ..base.version import VERSION
 from ..bench.accuracy import stdlib_corpus
 from ..bench.reference import Reference, load_reference
@@ -139,11 +139,8 @@ class Build:
         source = shared.once(about, lambda: find_source(engine, progress))
         reference = options.reference and load_reference(Path(options.reference))
         lock = Path(options.lock) if options.lock else LOCK if LOCK.is_file() else None
-        try:
+        with file_errors(InvalidRequest, f"{lock} cannot be read", "lock"):
             text = shared.once(lock, lambda: lock.read_text(encoding="utf-8")) if lock else None
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InvalidRequest(f"{lock} cannot be read: {reason}", param="lock") from None
         path, cache = Path(options.key) if options.key else None, engine.cache_dir
         key = shared.once((path, cache), lambda: signer(path, cache))
         known = read_advisories(Path(options.advisories)) if options.advisories else None
@@ -301,6 +298,6 @@ def _names(text: str | None) -> list[str]:
 
 def _listed(text: str | None, known: Collection[str], param: str) -> tuple[str, ...]:
     found = tuple(_names(text))
-    if unknown := [one for one in found if one not in known]:
-        raise InvalidRequest(f"{unknown[0]!r} is none of {', '.join(known)}", param=param)
+    for one in found:
+        one_of(one, known, param)
     return found

@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..base.errors import NotFound, OptionError, Untrusted
+from ..base.errors import NotFound, OptionError, Untrusted, file_errors
 from ..base.foreign import any_json
 from .artifact import panels_manifest, profile_manifest
 from .attest import ATTESTATION, about, check
@@ -46,7 +46,7 @@ def write_bundle(store: Store, things: Mapping[str, Descriptor], path: Path) -> 
     The same things give the same bytes.
     """
     blobs = {one.digest: one for one in store.closure(*things.values())}
-    try:
+    with file_errors(OptionError, f"{path} cannot be written", "file"):
         with path.open("xb") as file, tarfile.open(fileobj=file, mode="w") as tar:
             for name, data in (("oci-layout", LAYOUT), ("index.json", index_document(things))):
                 tar.addfile(_head(name, len(data)), io.BytesIO(data))
@@ -54,8 +54,6 @@ def write_bundle(store: Store, things: Mapping[str, Descriptor], path: Path) -> 
                 with store.blob(digest).open("rb") as blob:
                     tar.addfile(_head(f"blobs/sha256/{digest[7:]}", one.size), blob)
         return path.stat().st_size
-    except OSError as error:
-        raise OptionError(f"{path} cannot be written: {error.strerror}", param="file") from None
 
 
 def read_bundle(store: Store, path: Path) -> dict[str, Descriptor]:

@@ -44,7 +44,7 @@ from ..text.load import load_tokenizer
 from . import to_compressed, to_gguf
 from .counterpart import folder_files, metadata_of, tensor_names
 from .moves import Host, Move, compared
-from .quantise import typeless
+from .quantise import named_after
 from .to_gguf import FileTensor
 
 PLAIN = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
@@ -95,8 +95,7 @@ class Converting:
                 param="to",
             )
         single = self.ending == "gguf"
-        stem = typeless(Path(files.name).name.removesuffix(".gguf"))
-        self.out = wish.out or Path(f"{stem}-{to}.gguf" if single else f"{stem}-{to}")
+        self.out = wish.out or Path(named_after(files.name, to, single=single))
         self._work = self.out.with_name(f"{self.out.name}.convert")
         """Folder of the work in progress."""
         for one in (self.out, self._work):

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..base.config import EngineOptions
+from ..base.config import EngineOptions, read_toml
 from ..base.errors import HeadraceError, OptionError
 from .build import Build, BuildOptions, Shared
 from .stage import Outcome
@@ -74,11 +73,7 @@ def read_fleet(path: Path, store: str | None = None) -> list[Cell]:
 
     Raises `OptionError` with the reason.
     """
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise OptionError(f"{path} cannot be read: {reason}", param="fleet") from None
+    found = read_toml(path, f"{path}", "fleet")
     if unknown := sorted(set(found) - set(FIELDS)):
         raise OptionError(f"{path}: {unknown[0]} is none of {', '.join(FIELDS)}", param="fleet")
     models, recipes = found.get("models", []), found.get("recipes", [{}])

@@ -7,10 +7,10 @@ import json
 from datetime import datetime
 from typing import Any
 
-from ..roofline.page import charts, page, table
+from ..roofline.page import cards, charts, page, table
 from ..roofline.plot import Chart, Series
 from .alarms import NAMES
-from .lake import Lake
+from .lake import QUERIES, Lake
 
 POINTS = 120
 """Slices of time in a chart."""
@@ -22,25 +22,8 @@ LATENCIES = {
 }
 SERVICE = ("service", "profile", "certified share", "exchanges", "failed", "p50", "p95", "errors",
            "last")  # fmt: skip
-_DELTAS = """
-WITH told AS (
-    SELECT ts, service, name, labels, value, value - lag(value) OVER (
-        PARTITION BY service, name, labels ORDER BY ts) AS grown
-    FROM metrics WHERE name IN (?, ?))
-SELECT service, ts,
-    sum(CASE WHEN name = ? THEN grown_or_new(grown, value) END) AS seconds,
-    sum(CASE WHEN name = ? THEN grown_or_new(grown, value) END) AS count
-FROM told WHERE grown IS NOT NULL GROUP BY ALL ORDER BY ts"""
-_SERVICES = """
-SELECT service, count(*) FILTER (status IS NOT NULL) AS exchanges,
-    count(*) FILTER (status >= 500) AS failed,
-    quantile_cont(seconds, 0.5) FILTER (status < 400) AS median,
-    quantile_cont(seconds, 0.95) FILTER (status < 400) AS tail,
-    count(*) FILTER (level IN ('error', 'critical')) AS errors, max(ts) AS last
-FROM logs GROUP BY service ORDER BY service"""
-_LATEST = """
-SELECT service, name, arg_max(labels, ts), arg_max(value, ts) FROM metrics
-WHERE name IN ('headrace_certified_share', 'headrace_profile_info') GROUP BY ALL"""
+BUILD = ("cell", "profile", "rings", "passed", "failed", "not evaluated")
+ALARM = ("when", "what", "metric", "before → after", "change", "chance", "told")
 
 
 def fleet_page(lake: Lake) -> str:
@@ -54,30 +37,19 @@ def fleet_page(lake: Lake) -> str:
         drawn = _latencies(database) + _errors(database)
         builds, alarms, runs = _builds(database), _alarms(database), _runs(database)
     refused = lake.refused()
-    body = f'<div class="cards">{_cards(services, builds, alarms)}</div>'
-    body += "<h2>Services</h2>" + _listed(
-        (
-            "service",
-            "profile",
-            "certified share",
-            "exchanges",
-            "failed",
-            "p50",
-            "p95",
-            "errors",
-            "last",
-        ),
-        [[_said(value) for value in row] for row in services],
-    )
+    shown = {
+        "services": len(services),
+        "exchanges": f"{sum(row[3] or 0 for row in services):,}",
+        "cells": len(builds),
+        "without a profile": sum(row[1] == "none signed" for row in builds),
+        "alarms": sum(row[-1] == "alarm" for row in alarms),
+    }
+    body = cards(shown.items())
+    body += _listed("Services", SERVICE, [[_said(value) for value in row] for row in services])
     if drawn:
         body += charts(drawn)
-    body += "<h2>Builds and gates</h2>" + _listed(
-        ("cell", "profile", "rings", "passed", "failed", "not evaluated"), builds
-    )
-    body += "<h2>Alarms</h2>" + _listed(
-        ("when", "what", "metric", "before → after", "change", "chance", "told"), alarms
-    )
-    body += "<h2>Runs</h2>" + _listed(("what", "runs", "last", "last values"), runs)
+    body += _listed("Builds and gates", BUILD, builds) + _listed("Alarms", ALARM, alarms)
+    body += _listed("Runs", ("what", "runs", "last", "last values"), runs)
     told = ", ".join(f"{count} {why}" for why, count in sorted(refused.items()))
     body += (
         f"<p class='foot'>Lines that were refused: {html.escape(told) or 'none'}. The certified "
@@ -89,10 +61,10 @@ def fleet_page(lake: Lake) -> str:
 
 def _services(database: Any) -> list[list[Any]]:
     latest: dict[str, dict[str, Any]] = {}
-    for service, name, labels, value in database.execute(_LATEST).fetchall():
+    for service, name, labels, value in database.execute(QUERIES["latest"]).fetchall():
         found = json.loads(labels) if name.endswith("_info") else value
         latest.setdefault(service, {})[name] = found
-    rows = {row[0]: row for row in database.execute(_SERVICES).fetchall()}
+    rows = {row[0]: row for row in database.execute(QUERIES["services"]).fetchall()}
     made = []
     for service in sorted({*rows, *latest}):
         _, count, failed, median, tail, errors, last = rows.get(service) or (service, *[None] * 6)
@@ -118,7 +90,7 @@ def _latencies(database: Any) -> list[Chart]:
     made = []
     for title, name in LATENCIES.items():
         names = [f"{name}_sum", f"{name}_count"]
-        rows = database.execute(_DELTAS, [*names, *names]).fetchall()
+        rows = database.execute(QUERIES["deltas"], [*names, *names]).fetchall()
         points = [(one, when, s / n * 1e3) for one, when, s, n in rows if n and s is not None]
         if points:
             made.append(_over_time(f"{title}, mean", "ms", points))
@@ -126,10 +98,7 @@ def _latencies(database: Any) -> list[Chart]:
 
 
 def _errors(database: Any) -> list[Chart]:
-    rows = database.execute(
-        "SELECT service, date_trunc('minute', ts) AS minute, 100.0 * count(*) FILTER "
-        "(status >= 500) / count(*) FROM logs WHERE status IS NOT NULL GROUP BY ALL ORDER BY minute"
-    ).fetchall()
+    rows = database.execute(QUERIES["errors"]).fetchall()
     return [_over_time("Failed exchanges by minute", "%", rows)] if rows else []
 
 
@@ -155,13 +124,7 @@ def _over_time(title: str, unit: str, points: list[tuple[str, datetime, float]])
 
 
 def _builds(database: Any) -> list[list[str]]:
-    rows = database.execute(
-        "SELECT cell, profile, rings, list(stage ORDER BY stage) FILTER (outcome = 'passed'), "
-        "list(stage || ': ' || reason ORDER BY stage) FILTER (outcome = 'failed'), "
-        "list(stage || ': ' || reason ORDER BY stage) FILTER (outcome = 'not evaluated') "
-        "FROM (SELECT *, max(ts) OVER (PARTITION BY cell) AS newest FROM builds) "
-        "WHERE ts = newest GROUP BY cell, profile, rings ORDER BY cell"
-    ).fetchall()
+    rows = database.execute(QUERIES["builds"]).fetchall()
     return [
         [cell, profile[:19] or "none signed", rings or "–", ", ".join(passed or ()),
          "; ".join(failed or ()) or "–", "; ".join(open_ or ()) or "–"]
@@ -170,10 +133,7 @@ def _builds(database: Any) -> list[list[str]]:
 
 
 def _alarms(database: Any) -> list[list[str]]:
-    rows = database.execute(
-        "SELECT ts, what, metric, before, after, change, chance, confirmed FROM alarms "
-        "ORDER BY ts DESC"
-    ).fetchall()
+    rows = database.execute(QUERIES["alarms"]).fetchall()
     return [
         [f"{ts:%Y-%m-%d %H:%M}", what, metric, f"{before[:12]} → {after[:12]}", f"×{change:.3f}",
          f"{chance:.4f}", "alarm" if confirmed else "nobody: not confirmed"]
@@ -182,10 +142,7 @@ def _alarms(database: Any) -> list[list[str]]:
 
 
 def _runs(database: Any) -> list[list[str]]:
-    rows = database.execute(
-        "SELECT what, count(*), max(ts), arg_max(metrics, ts) FROM runs WHERE valid "
-        "GROUP BY what ORDER BY what"
-    ).fetchall()
+    rows = database.execute(QUERIES["runs"]).fetchall()
     return [
         [what, str(count), f"{last:%Y-%m-%d %H:%M}", ", ".join(
             f"{name} {value:.4g}"
@@ -196,25 +153,10 @@ def _runs(database: Any) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def _cards(services: list[list[Any]], builds: list[list[str]], alarms: list[list[str]]) -> str:
-    shown = {
-        "services": len(services),
-        "exchanges": f"{sum(row[3] or 0 for row in services):,}",
-        "cells": len(builds),
-        "without a profile": sum(row[1] == "none signed" for row in builds),
-        "alarms": sum(row[-1] == "alarm" for row in alarms),
-    }
-    return "".join(
-        f'<div class="card"><span>{name}</span><b>{value}</b></div>'
-        for name, value in shown.items()
-    )
-
-
-def _listed(header: tuple[str, ...], rows: list[list[str]]) -> str:
+def _listed(title: str, header: tuple[str, ...], rows: list[list[str]]) -> str:
     if not rows:
-        return "<p>There is none.</p>"
-    more = f"<p>{len(rows) - MOST} more are not shown.</p>" if len(rows) > MOST else ""
-    return table(header, rows[:MOST]).replace("<table", '<table class="left"') + more
+        return f"<h2>{title}</h2><p>There is none.</p>"
+    return table(header, rows, title=title, left=True, most=MOST)
 
 
 def _said(value: Any) -> str:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from ..base.errors import DownloadError, InvalidRequest, ModelFileError
+from ..base.errors import DownloadError, InvalidRequest, ModelFileError, file_errors, one_of
 from ..base.version import VERSION
 from ..kernels.cpu.library import BUILD_ALL, FILE, unbuilt
 from .attest import CONFIG_TYPE, attestation, provenance
@@ -137,21 +137,12 @@ class ImageBuild:
     ) -> None:
         """Plan the image. Raises `InvalidRequest` for an unknown architecture or flavour, or an
         unreadable file."""
-        if flavour not in FLAVOURS:
-            raise InvalidRequest(
-                f"flavour must be one of {', '.join(FLAVOURS)}, not {flavour!r:.80}",
-                param="flavour",
-            )
+        one_of(flavour, FLAVOURS, "flavour")
         lock = lock or FLAVOURS[flavour]
-        if strange := [one for one in architectures if one not in MACHINES]:
-            raise InvalidRequest(
-                f"{strange[0]!r} is none of {', '.join(MACHINES)}", param="architectures"
-            )
-        try:
+        for one in architectures:
+            one_of(one, MACHINES, "architectures")
+        with file_errors(InvalidRequest, f"{lock} cannot be read", "lock"):
             text = lock.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InvalidRequest(f"{lock} cannot be read: {reason}", param="lock") from None
         pinned = json.loads(PINNED.read_bytes())
         more = pinned.get(flavour, {}) if flavour != "cpu" else None
         if more is not None and (lacking := [one for one in architectures if one not in more]):

@@ -23,7 +23,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from ..base.environment import cache_root
-from ..base.errors import InvalidRequest, OptionError, Untrusted
+from ..base.errors import InvalidRequest, OptionError, Untrusted, file_errors
+from ..base.sections import read_sections
 from ..bench import history
 from .rows import MOST_LINE, REASONS, SCHEMA, log_row
 from .store import held
@@ -55,11 +56,9 @@ class Lake:
         if re.search(r"[*?\[\]{}'\"]", str(root)):
             raise OptionError(f"{root}: its name may hold no *, ?, bracket or quote", param="into")
         self.root = root
-        try:
+        with file_errors(OptionError, f"{root} cannot be used", "into"):
             for name in (*SCHEMA, "tmp"):
                 (root / name).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OptionError(f"{root} cannot be used: {error.strerror}", param="into") from None
 
     def take_logs(
         self, path: Path, service: str, watch: Callable[[int], None] = lambda _bytes: None
@@ -71,23 +70,22 @@ class Lake:
         """
         named(service)
         taken = Taken(known=True)
-        try:
-            with self._lock(), path.open("rb") as source:
-                if (name := _source(source, service)) is None:
-                    return taken
-                start = max((end for _, end in self._spans(name)), default=0)
-                source.seek(start)
-                while batch := self._batch(source, service):
-                    rows, refused, end = batch
-                    told = {"refused": json.dumps(refused), "service": service}
-                    self._write("logs", f"{name}-{start:015d}-{end:015d}", rows, told)
-                    taken.rows, taken.known, start = taken.rows + len(rows), False, end
-                    taken.refused += refused
-                    watch(end)
-        except OSError as error:
-            raise InvalidRequest(
-                f"{path} was not taken in: {error.strerror or error}", param="source"
-            ) from None
+        with (
+            file_errors(InvalidRequest, f"{path} was not taken in", "source"),
+            self._lock(),
+            path.open("rb") as source,
+        ):
+            if (name := _source(source, service)) is None:
+                return taken
+            start = max((end for _, end in self._spans(name)), default=0)
+            source.seek(start)
+            while batch := self._batch(source, service):
+                rows, refused, end = batch
+                told = {"refused": json.dumps(refused), "service": service}
+                self._write("logs", f"{name}-{start:015d}-{end:015d}", rows, told)
+                taken.rows, taken.known, start = taken.rows + len(rows), False, end
+                taken.refused += refused
+                watch(end)
         return taken
 
     def take(self, table: str, rows: Iterable[Mapping[str, Any]]) -> Taken:
@@ -288,17 +286,16 @@ class Lake:
     @contextmanager
     def _lock(self) -> Iterator[None]:
         """Allow one writer at a time; remove files that a dead one left in `tmp`."""
-        try:
+        with file_errors(OptionError, f"{self.root} cannot be written", "into"):
             handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise OptionError(
-                f"{self.root} cannot be written: {error.strerror}", param="into"
-            ) from None
         with held(handle):
             for left in (self.root / "tmp").iterdir():
                 if left.is_file():
                     left.unlink(missing_ok=True)
             yield
+
+
+QUERIES = {name: query for name, _, query in read_sections(Path(__file__).with_name("queries.sql"))}
 
 
 def library() -> Any:

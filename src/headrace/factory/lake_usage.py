@@ -6,45 +6,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from .lake import Lake
+from .lake import QUERIES, Lake
 from .rows import micros
 
 USAGE = "key", "model", "requests", "prompt tokens", "cached", "completion tokens"
 """Columns of the sums."""
-_SUM = "coalesce(sum(TRY_CAST(fields ->> '{}' AS INTEGER)), 0)::BIGINT"
-"""Sum of a field; a line is what a service wrote, and may have anything there."""
-_QUERY = f"""
-SELECT coalesce(fields ->> 'key', '–'), coalesce(fields ->> 'model', '–'), count(*)::BIGINT,
-       {_SUM.format("prompt_tokens")},
-       {_SUM.format("cached_tokens")},
-       {_SUM.format("completion_tokens")}
-FROM (
-    SELECT ts, service, fields::JSON AS fields FROM logs
-    WHERE message = 'exchange' AND fields IS NOT NULL
-)
-WHERE fields ->> 'prompt_tokens' IS NOT NULL AND ts >= make_timestamp($since)
-      AND ($key IS NULL OR fields ->> 'key' = $key)
-      AND ($service IS NULL OR service = $service)
-GROUP BY 1, 2 ORDER BY 1, 2
-"""
-"""A line with tokens is a request that did work; a refused one has none."""
-
-
 FAILURES = "status", "error", "field", "path", "key", "requests", "last"
 """Columns of failed requests; `last`: the time of the newest, in UTC."""
-_FAILED = """
-SELECT status, coalesce(fields ->> 'error', '–'), coalesce(fields ->> 'param', '–'),
-       coalesce(path, '–'), coalesce(fields ->> 'key', '–'), count(*)::BIGINT,
-       strftime(max(ts), '%Y-%m-%d %H:%M:%S')
-FROM (
-    SELECT ts, service, status, path, coalesce(fields, '{}')::JSON AS fields FROM logs
-    WHERE message = 'exchange' AND status >= 400
-)
-WHERE ts >= make_timestamp($since)
-      AND ($key IS NULL OR fields ->> 'key' = $key)
-      AND ($service IS NULL OR service = $service)
-GROUP BY 1, 2, 3, 4, 5 ORDER BY 6 DESC, 7 DESC, 1, 2, 3, 4, 5 LIMIT 200
-"""
 
 
 def usage_rows(
@@ -54,7 +22,7 @@ def usage_rows(
 
     Raises `OptionError`, `Untrusted`.
     """
-    return _rows(lake, _QUERY, USAGE, since, key, service)
+    return _rows(lake, QUERIES["usage"], USAGE, since, key, service)
 
 
 def failure_rows(
@@ -64,7 +32,7 @@ def failure_rows(
 
     Raises `OptionError`, `Untrusted`.
     """
-    return _rows(lake, _FAILED, FAILURES, since, key, service)
+    return _rows(lake, QUERIES["failures"], FAILURES, since, key, service)
 
 
 def _rows(

@@ -317,6 +317,12 @@ def typeless(stem: str) -> str:
     return stem
 
 
+def named_after(model: str, to: str, *, single: bool) -> str:
+    """Return the name of a model's files in a format; `single`: they are one GGUF."""
+    stem = typeless(Path(model).name.removesuffix(".gguf"))
+    return f"{stem}-{to}.gguf" if single else f"{stem}-{to}"
+
+
 @contextmanager
 def _appearing(store: Store) -> Iterator[BinaryIO]:
     """Open a temporary file of the store, not yet visible."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from ..base.errors import NotFound, OptionError, Untrusted
+from ..base.errors import NotFound, OptionError, Untrusted, file_errors
 from .key import DIGEST
 from .sign import (
     MOST_BYTES,
@@ -123,13 +123,11 @@ def take_list(fresh: Path, cache_dir: str | None = None) -> Revocations:
 def _changing(cache_dir: str | None) -> Iterator[Path]:
     """Lock the list against other writers; yield its path."""
     folder = key_folder(cache_dir) / "trusted"
-    try:
+    with file_errors(OptionError, f"{folder} cannot be written", "key"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         with held(lock):
             yield folder / FILE
-    except OSError as error:
-        raise OptionError(f"{folder} cannot be written: {error.strerror}", param="key") from None
 
 
 def _statement(found: Revocations) -> dict[str, object]:

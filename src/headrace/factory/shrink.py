@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ..base.config import EngineOptions
-from ..base.errors import InvalidRequest, OptionError
+from ..base.config import EngineOptions, option
+from ..base.errors import InvalidRequest, OptionError, file_errors
 from ..base.modelfiles import ModelFiles
 from ..bench.accuracy import stdlib_corpus, windows
 from ..engine.simulator.described import make_case
@@ -45,14 +45,16 @@ from . import to_compressed, to_gguf
 from .key import canonical, digest_of, hardware_class
 from .mix import KINDS, Budget, Losses, Mix, best_mix, kinds_of, predicted, weigh
 from .quantise import (
+    BUILT_IN,
     HELD_OUT,
+    NO_TEXT,
     Calibration,
     Quantised,
     importances,
+    named_after,
     quantise_files,
     recipe_of,
     text_of,
-    typeless,
 )
 from .source import find_source, model_path
 
@@ -73,20 +75,23 @@ PRICED = {
 class QuantiseWish:
     """Model, target, and what the result is held to."""
 
-    engine: EngineOptions
-    to: str
-    text: str
-    tokens: int = TOKENS
-    out: Path | None = None
-    """Place of the result; None: the current folder, named after model and target."""
-    windows: int = HELD_OUT[1]
-    """Windows of text for the gate."""
-    imatrix: Path | None = None
-    """File for the importance matrix of the text."""
-    least_share: float | None = None
-    """Share of the original's perplexity; None: as the format usually keeps."""
-    budget: str | None = None
-    """Size or time of a decode step of a mix of types, such as `400MB` or `20ms`."""
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    to: str = ""
+    text: str = option(
+        BUILT_IN,
+        "Text to calibrate on: a UTF-8 file, .jsonl with `text` or `messages`, an importance "
+        f"matrix of llama.cpp, {BUILT_IN}, or {NO_TEXT}.",
+    )
+    tokens: int = option(TOKENS, "Tokens of it, spread evenly.", min=2)
+    out: Path | None = option(None, "The result; none: named after both.")
+    windows: int = option(HELD_OUT[1], "Windows of text for the gate.", min=1)
+    imatrix: Path | None = option(None, "Also write llama.cpp's importance matrix here.")
+    least_share: float | None = option(
+        None, "Share of the original's perplexity to keep; none: by the format.", min=0
+    )
+    budget: str | None = option(
+        None, "A mix of a GGUF's types: size (400MB), or a decode step's time here (20ms)."
+    )
 
 
 class Shrinking:
@@ -104,8 +109,8 @@ class Shrinking:
         self._folder = self.files.path if self.files.path.is_dir() else self.files.path.parent
         self._source = find_source(engine)
         self._paths = {one.path: self._folder / one.path for one in self._source.files}
-        ending = ".gguf" if wish.to in to_gguf.TARGETS else ".safetensors"
-        self.out = wish.out or Path(_name_of(self._source.name, wish.to, single=ending == ".gguf"))
+        single = wish.to in to_gguf.TARGETS
+        self.out = wish.out or Path(named_after(self._source.name, wish.to, single=single))
         if self.out.exists():
             raise InvalidRequest(f"{self.out} exists; choose another with --out", param="out")
         self._budget = None if wish.budget is None else Budget.parse(wish.budget)
@@ -152,12 +157,7 @@ class Shrinking:
             steps = {"prefill": prefill_step(case.arch, [min(512, case.arch.max_context)])}
             if case.arch.task == "tokens":
                 steps["decode"] = decode_step(case.arch, 1, context)
-            found[name] = {
-                f"{what} tokens/s": round(
-                    step.tokens / step_time(priced, hardware, step).seconds, 1
-                )
-                for what, step in steps.items()
-            }
+            found[name] = {f"{what} tokens/s": rate(step) for what, step in steps.items()}
         found["model"]["bytes"] = sum(one.size for one in self._source.files)
         found[self.wish.to]["bytes"] = self._bytes(targets)
         if losses:
@@ -256,16 +256,12 @@ class Shrinking:
     def _made(self, folder: WorkFolder, staged: Path) -> Quantised:
         def write(name: str, body: Callable[[BinaryIO], None]) -> None:
             path = staged / name
-            try:
+            with file_errors(OptionError, f"{path} cannot be written", "out"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("w+b") as out:
                     body(out)
                     out.flush()
                     os.fsync(out.fileno())
-            except OSError as error:
-                raise OptionError(
-                    f"{path} cannot be written: {error.strerror}", param="out"
-                ) from None
 
         chosen: Calibration = None if self.text is None else self.text.importance
         if self.sample is not None:
@@ -399,8 +395,3 @@ def _errors_chart(tensors: list[dict[str, Any]]) -> Chart:
     return Chart(
         "Error of each product on the text", "tensor", "share of its square", series, log_y=True
     )
-
-
-def _name_of(model: str, to: str, *, single: bool) -> str:
-    stem = typeless(Path(model).name.removesuffix(".gguf"))
-    return f"{stem}-{to}.gguf" if single else f"{stem}-{to}"

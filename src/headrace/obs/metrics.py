@@ -1,24 +1,26 @@
 """The metrics of one engine, under the names that dashboards know.
 
 vLLM's names come first; its older aliases and NIM's unprefixed ones read the same numbers. Metrics
-without a name elsewhere are called `headrace:`. Times are seconds.
+without a name elsewhere are called `headrace:`. Times are seconds. `metrics.txt` has what each is
+called and which attribute it shows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from ..base.request import StepStats
-from .draft_metrics import DraftMetrics
-from .encoding_metrics import EncodingMetrics
+from ..base.sections import read_rows
 from .instruments import Exposition, Histogram, Labelled, one_two_five
 from .life import RequestLife
+from .part_metrics import DraftMetrics, EncodingMetrics, TierMetrics
 from .sketch import Sketch
-from .tier_metrics import TierMetrics
 
 FIRST_TOKEN_SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -37,6 +39,35 @@ STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 CHOICES = (1, 2, 5, 10, 20)
 MOST_ADAPTERS = 100
 """Adapters with series of their own; further ones are counted together as `other`."""
+SUMMED = (
+    "seconds", "schedule_seconds", "idle_seconds", "predicted_seconds", "launch_seconds", "flops",
+    "bytes",
+)  # fmt: skip
+"""Fields of `StepStats` that are of one step."""
+SINCE_START = (
+    "preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens", "accepted_tokens",
+)  # fmt: skip
+"""Fields that count from the start of the engine's process."""
+
+
+class _MetricRow(NamedTuple):
+    """A row of `metrics.txt`."""
+
+    kind: str
+    label: list[str]
+    path: list[str]
+    help: str
+    names: list[str]
+
+
+def _rows() -> Iterator[_MetricRow]:
+    for row in read_rows(Path(__file__).with_suffix(".txt")):
+        head, attribute, help_, names = row.split(" | ")
+        kind, *label = head.split()
+        yield _MetricRow(kind, label, attribute.split("."), help_, names.split())
+
+
+TABLE = tuple(_rows())
 
 
 class EngineMetrics(Collector):
@@ -90,22 +121,11 @@ class EngineMetrics(Collector):
         self._cached_tokens = 0
         self._generated_tokens = 0
         self._steps = 0
-        self._device_seconds = 0.0
-        self._schedule_seconds = 0.0
-        self._idle_seconds = 0.0
-        self._predicted_seconds = 0.0
-        self._launch_seconds = 0.0
-        self._flops = 0.0
-        self._bytes = 0.0
-        self._preemptions = _Restarting()
-        self._prefix_queries = _Restarting()
-        self._prefix_hits = _Restarting()
+        self._sums = dict.fromkeys(SUMMED, 0.0)
+        self._since = {name: _Restarting() for name in SINCE_START}
         self.drafted = DraftMetrics()
         self._tier = TierMetrics()
-        self._encodings = EncodingMetrics()
-        self._drafts = _Restarting()
-        self._draft_tokens = _Restarting()
-        self._accepted_tokens = _Restarting()
+        self._encodings: EncodingMetrics | None = None
         self.registry.register(self)
 
     # Events
@@ -116,22 +136,14 @@ class EngineMetrics(Collector):
         self._steps += 1
         self._step_tokens.observe(stats.tokens)
         self._step_seconds.observe(stats.seconds)
-        self._device_seconds += stats.seconds
-        self._schedule_seconds += stats.schedule_seconds
-        self._idle_seconds += stats.idle_seconds
-        self._predicted_seconds += stats.predicted_seconds
-        self._launch_seconds += stats.launch_seconds
-        self._flops += stats.flops
-        self._bytes += stats.bytes
-        self._preemptions.now(stats.preemptions)
-        self._prefix_queries.now(stats.prefix_queries)
-        self._prefix_hits.now(stats.prefix_hits)
-        self._drafts.now(stats.drafts)
-        self._draft_tokens.now(stats.draft_tokens)
-        self._accepted_tokens.now(stats.accepted_tokens)
+        for name in SUMMED:
+            self._sums[name] += getattr(stats, name)
+        for name, counter in self._since.items():
+            counter.now(getattr(stats, name))
         if stats.tier is not None:
             self._tier.now(stats.tier)
         if stats.encodings is not None:
+            self._encodings = self._encodings or EncodingMetrics()
             self._encodings.now(stats.encodings)
 
     def tokens(self, life: RequestLife, count: int, now: float) -> None:
@@ -196,249 +208,59 @@ class EngineMetrics(Collector):
         """Begin with a new engine process: its own counts start at zero."""
         self._restarts += after_failure
         self._tier.restart()
-        self._encodings.restart()
-        for counter in (
-            self._preemptions,
-            self._prefix_queries,
-            self._prefix_hits,
-            self._drafts,
-            self._draft_tokens,
-            self._accepted_tokens,
-        ):
+        if self._encodings is not None:
+            self._encodings.restart()
+        for counter in self._since.values():
             counter.restart()
 
     # Exposition
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families, as they are now."""
-        yield from self._state()
-        yield from self._counters()
-        yield from self.drafted.families(self._exposition)
-        yield from self._tier.families(self._exposition, self.stats.split)
-        yield from self._encodings.families(self._exposition)
-        yield from self._histograms()
-
-    def _state(self) -> Iterator[Metric]:
-        x, stats = self._exposition, self.stats
-        yield from x.gauge(
-            "Sequences in work on the device.",
-            stats.running,
-            "vllm:num_requests_running",
-            "num_requests_running",
-        )
-        yield from x.gauge(
-            "Sequences that wait to be worked on.",
-            stats.waiting,
-            "vllm:num_requests_waiting",
-            "num_requests_waiting",
-        )
-        yield from x.gauges(
-            "Sequences that wait, by reason.",
-            "reason",
-            {"capacity": float(stats.waiting), "deferred": 0.0},
-            "vllm:num_requests_waiting_by_reason",
-        )
-        yield from x.gauge(
-            "Share of the KV blocks in use, 0 to 1.",
-            stats.kv_usage,
-            "vllm:kv_cache_usage_perc",
-            "vllm:gpu_cache_usage_perc",
-            "gpu_cache_usage_perc",
-        )
-        yield from x.gauge("Sequences that can run at once.", self.rows, "num_request_max")
+        for kind, label, path, help_, names in TABLE:
+            if (found := _found(self, path)) is not None:
+                make = getattr(self._exposition, f"{kind}s" if label else kind)
+                yield from make(help_, *label, found, *names)
         if self.cache_config:
-            yield from x.info("The KV pool.", "vllm:cache_config_info", self.cache_config)
-        yield from x.gauge("1 while requests are served.", self.up, "headrace:engine_up")
-        yield from x.gauge(
-            "Seconds since the step loop last reported.",
-            self.heartbeat(),
-            "headrace:engine_heartbeat_age_seconds",
-        )
-        yield from x.gauges(
-            "Duration of each phase of the latest start.",
-            "phase",
-            self.phases,
-            "headrace:start_phase_seconds",
-        )
+            yield from self._exposition.info(
+                "The KV pool.", "vllm:cache_config_info", self.cache_config
+            )
 
-    def _counters(self) -> Iterator[Metric]:
-        x = self._exposition
-        yield from x.counter(
-            "Sequences that gave up their blocks.", self._preemptions.total, "vllm:num_preemptions"
-        )
-        yield from x.counter(
-            "Tokens looked up in the prefix cache.",
-            self._prefix_queries.total,
-            "vllm:prefix_cache_queries",
-            "vllm:gpu_prefix_cache_queries",
-        )
-        yield from x.counter(
-            "Tokens found in the prefix cache.",
-            self._prefix_hits.total,
-            "vllm:prefix_cache_hits",
-            "vllm:gpu_prefix_cache_hits",
-        )
-        yield from x.counter(
-            "Times that a sequence verified drafts.",
-            self._drafts.total,
-            "vllm:spec_decode_num_drafts",
-        )
-        yield from x.counter(
-            "Drafts that were verified.",
-            self._draft_tokens.total,
-            "vllm:spec_decode_num_draft_tokens",
-        )
-        yield from x.counter(
-            "Drafts that were accepted.",
-            self._accepted_tokens.total,
-            "vllm:spec_decode_num_accepted_tokens",
-        )
-        yield from x.counter(
-            "Prompt tokens.", self._prompt_tokens, "vllm:prompt_tokens", "prompt_tokens"
-        )
-        yield from x.counters(
-            "Prompt tokens, by where their KV came from.",
-            "source",
-            self._sources,
-            "vllm:prompt_tokens_by_source",
-        )
-        yield from x.counter(
-            "Prompt tokens found in a cache.", self._cached_tokens, "vllm:prompt_tokens_cached"
-        )
-        yield from x.counters(
-            "Prompt tokens found in a cache, by tier.",
-            "source",
-            self._cached_sources,
-            "vllm:prompt_tokens_cached_by_source",
-        )
-        yield from x.counter(
-            "Generated tokens.",
-            self._generated_tokens,
-            "vllm:generation_tokens",
-            "generation_tokens",
-        )
-        yield from x.counters(
-            "Requests that ended, by reason.",
-            "finished_reason",
-            self._success,
-            "vllm:request_success",
-        )
-        good = sum(self._success.values.get(name, 0.0) for name in ("stop", "length"))
-        yield from x.counter("Requests answered in full.", good, "request_success")
-        bad = self._success.values.get("error", 0.0)
-        yield from x.counter("Requests that ended with an error.", bad, "request_failure")
-        yield from x.counters(
-            "Requests that ended, by adapter.",
-            "adapter",
-            self._adapter_requests,
-            "headrace:adapter_requests",
-        )
-        yield from x.counters(
-            "Generated tokens, by adapter.",
-            "adapter",
-            self._adapter_tokens,
-            "headrace:adapter_generation_tokens",
-        )
-        yield from x.counters(
-            "Requests turned away before any work.",
-            "reason",
-            self._refused,
-            "vllm:admission_rejections",
-        )
-        yield from x.counters(
-            "Failures of the engine.", "kind", self._failures, "headrace:failures"
-        )
-        yield from x.counter(
-            "Starts of the engine after a failure.", self._restarts, "headrace:engine_restarts"
-        )
-        yield from x.counter(
-            "Requests given to the next engine, unread, when theirs had died.",
-            self._retried,
-            "headrace:requests_retried",
-        )
-        yield from x.counter("Steps.", self._steps, "headrace:steps")
-        for help_, value, name in (
-            ("Time of steps on the device.", self._device_seconds, "device"),
-            ("Time of planning steps.", self._schedule_seconds, "schedule"),
-            (
-                "Time in which the device had no step though there was work.",
-                self._idle_seconds,
-                "idle",
-            ),
-            ("Time that the roofline expected of the steps.", self._predicted_seconds, "predicted"),
-            (
-                "Of the expected time, what starting operators and steps takes.",
-                self._launch_seconds,
-                "launch",
-            ),
-        ):
-            yield from x.counter(help_, value, f"headrace:{name}_seconds")
-        yield from x.counter(
-            "Floating-point operations, estimated.", self._flops, "vllm:estimated_flops_per_gpu"
-        )
-        yield from x.counter(
-            "Bytes read, estimated.", self._bytes, "vllm:estimated_read_bytes_per_gpu"
-        )
+    @property
+    def _age(self) -> float:
+        return self.heartbeat()
 
-    def _histograms(self) -> Iterator[Metric]:
-        for help_, histogram, *names in (
-            ("Tokens per step.", self._step_tokens, "vllm:iteration_tokens_total"),
-            ("Device time per step.", self._step_seconds, "headrace:step_seconds"),
-            (
-                "Arrival to first token.",
-                self._first_token,
-                "vllm:time_to_first_token_seconds",
-                "time_to_first_token_seconds",
-            ),
-            (
-                "Time between tokens.",
-                self._between_tokens,
-                "vllm:inter_token_latency_seconds",
-                "vllm:time_per_output_token_seconds",
-                "time_per_output_token_seconds",
-            ),
-            (
-                "Mean time between the tokens of a request.",
-                self._per_token,
-                "vllm:request_time_per_output_token_seconds",
-            ),
-            (
-                "Arrival to end.",
-                self._duration,
-                "vllm:e2e_request_latency_seconds",
-                "e2e_request_latency_seconds",
-            ),
-            ("Arrival to first step.", self._queue, "vllm:request_queue_time_seconds"),
-            ("First step to last token.", self._inference, "vllm:request_inference_time_seconds"),
-            ("First step to first token.", self._prefill, "vllm:request_prefill_time_seconds"),
-            ("First token to last.", self._decode, "vllm:request_decode_time_seconds"),
-            (
-                "Prompt tokens.",
-                self._prompt_length,
-                "vllm:request_prompt_tokens",
-                "request_prompt_tokens",
-            ),
-            (
-                "Generated tokens.",
-                self._answer_length,
-                "vllm:request_generation_tokens",
-                "request_generation_tokens",
-            ),
-            (
-                "Generated tokens of the longest choice.",
-                self._longest,
-                "vllm:request_max_num_generation_tokens",
-            ),
-            ("The max_tokens asked for.", self._max_tokens, "vllm:request_params_max_tokens"),
-            ("The n asked for.", self._choices, "vllm:request_params_n"),
-            ("Preemptions of a request.", self._preempted, "vllm:request_num_preemptions"),
-            (
-                "Prompt tokens that were computed.",
-                self._computed,
-                "vllm:request_prefill_kv_computed_tokens",
-            ),
-        ):
-            yield from self._exposition.histogram(help_, histogram, *names)
+    @property
+    def _waiting_by_reason(self) -> dict[str, float]:
+        return {"capacity": float(self.stats.waiting), "deferred": 0.0}
+
+    @property
+    def _good(self) -> float:
+        return sum(self._success.values.get(name, 0.0) for name in ("stop", "length"))
+
+    @property
+    def _bad(self) -> float:
+        return self._success.values.get("error", 0.0)
+
+    @property
+    def _split_prompts(self) -> Labelled | None:
+        """Prompts by their end; counts restart with the engine's process."""
+        if self.stats.split is None:
+            return None
+        prompts = Labelled()
+        for end in ("brought", "declined", "failed", "left", "here", "computed", "refused"):
+            prompts.add(end, getattr(self.stats.split, end))
+        return prompts
+
+
+def _found(metrics: EngineMetrics, path: list[str]) -> Any:
+    """Return what a path leads to; None if the engine has no such part."""
+    found: Any = metrics
+    for name in path:
+        if found is None:
+            return None
+        found = found[name] if isinstance(found, dict) else getattr(found, name)
+    return found
 
 
 class _Restarting:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import InvalidRequest
+from ..base.errors import InvalidRequest, file_errors
 from ..base.foreign import any_json
 from ..base.modelfiles import ModelFiles
 from ..loader.partial import file_sha256
@@ -74,11 +74,9 @@ def read_text(path: Path) -> Text:
     """
     if is_imatrix(path):
         return Text(path.name, "the user's", (), file_sha256(path), read_imatrix(path))
-    try:
+    with file_errors(InvalidRequest, f"{path} cannot be read", "text"):
         size = path.stat().st_size
         data = path.read_bytes() if path.is_file() and size <= MOST_BYTES else None
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read: {error.strerror}", param="text") from None
     if data is None:
         raise InvalidRequest(
             f"{path} must be a file of at most {MOST_BYTES >> 20} MiB", param="text"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from ..base.errors import OptionError
+from ..base.sections import read_rows
 from .curves import CURVES
 from .efficiency import Efficiency
 
@@ -100,72 +102,11 @@ class Hardware:
 
 
 MIB = 2**20
-# TFLOP/s by type (float16 as bfloat16; 0: the device lacks the type), TB/s, memory in MiB as the
-# driver reports it (`nvidia-smi`, "143771MiB" on an H200: the "80 GB" of a data sheet are GiB) or
-# in GB, cache in MiB and TB/s, link and fabric in GB/s of one direction, µs of a collective,
-# devices that the links connect, rows of a tile. The fabric is that of the makers' DGX systems: one
-# 200 Gb/s (A100) or 400 Gb/s adapter per device.
-_TABLE = """
-device   fp32    half    fp8    int8     fp4 memory    MiB cache  TB/s  link fabric  µs node tile
-A100     19.5     312      0     624       0  2.039  81920    40     5   300     25   5    8   64
-H100       67     989   1979    1979       0   3.35  81559    50     7   450     50   5    8   64
-H200       67     989   1979    1979       0    4.8 143771    50     7   450     50   5    8   64
-B200       75    2250   4500    4500    9000    8.0 183359   126    10   900     50   5    8  128
-B300       75    2250   4500     150   14000    8.0 275040   126    10   900    100   5    8  128
-GB200      80    2500   5000    5000   10000    8.0 189471   126    10   900     50   5   72  128
-GB300      80    2500   5000     165   15000    8.0 284208   126    10   900    100   5   72  128
-H20        44     148    296     296       0    4.0  97871    60     7   450     50   5    8   64
-MI300X  163.4  1307.4 2614.9  2614.9       0    5.3 196608   256    17   448     50   5    8   64
-MI355X  157.3  2516.6 5033.2  5033.2 10066.3    8.0 294912   256    17 537.6     50   5    8   64
-L4       30.3     121  242.5   242.5       0    0.3  23034    48     2    32      0  15    8   64
-L40S     91.6     362    733     733       0  0.864  46068    96     4    32      0  15    8   64
-RTX4090  82.6   165.2  330.3   660.6       0  1.008  24564    72     4    32      0  15    8   64
-RTX5090 104.8   209.5    419     838    1676  1.792  32607    96     6    64      0  15    8   64
-THOR      8.1     259    517     517    1035  0.273   128G    32     1     0      0   5    8   64
-ORIN      5.3    42.5      0      85       0 0.2048    64G     4     1     0      0   5    8   64
-"""
-_SOURCES = {
-    # SXM 80 GB; L2 from the Ampere whitepaper.
-    "A100": "NVIDIA A100 80GB SXM datasheet",
-    # SXM column, sparsity halved out; NVLink 900 GB/s in both directions together.
-    "H100": "NVIDIA H100 SXM datasheet",
-    # The compute of H100 with HBM3e.
-    "H200": "NVIDIA H200 SXM datasheet",
-    # Dense: 4.5 PFLOPS FP8, 9 PFLOPS FP4, 64 TB/s, 1,440 GB, NVLink 14.4 TB/s.
-    "B200": "NVIDIA DGX B200 datasheet / 8",
-    # Table 3 (per GPU, dense), also at datacrunch.io: 14 PFLOPS FP4, 4.5 FP8, 0.15 POPS int8. HGX
-    # B300 states 108 PFLOPS FP4 for eight.
-    "B300": "NVIDIA Blackwell technical brief, quoted by verda.com",
-    # At 1,200 W, dense: 10 PFLOPS FP4, 5 FP8, 2.5 BF16; 130 TB/s of NVLink and 576 TB/s of memory
-    # in a rack of 72.
-    "GB200": "NVIDIA Blackwell brief, quoted by glennklockwood.com",
-    # Dense: 1,080 PFLOPS FP4, 360 FP8, 180 BF16, 576 TB/s; per device 0.165 POPS int8.
-    "GB300": "NVIDIA GB300 NVL72 / 72, quoted by verda.com",
-    # Hopper with fewer units (78 SMs) and all of its NVLink. It has no public data sheet; all
-    # resellers print these figures: 148 TFLOPS BF16, 296 FP8 and int8, 4 TB/s.
-    "H20": "NVIDIA H20 as resellers print it",
-    # Dense; 256 MiB of Infinity Cache, its 17 TB/s from AMD's slides (servethehome.com); seven
-    # links of 64 GB/s in one direction.
-    "MI300X": "AMD Instinct MI300X; ROCm GPU specifications",
-    # Dense (5 PFLOPS FP8 also at ISSCC 2026); seven links of 76.8 GB/s in one direction.
-    "MI355X": "AMD Instinct MI355X; ROCm GPU specifications",
-    # 485 TFLOPS FP8 and TOPS int8 with sparsity, halved; 300 GB/s; PCIe 4.0 x16.
-    "L4": "NVIDIA L4 datasheet as dealers print it",
-    # Dense; PCIe 4.0 x16.
-    "L40S": "NVIDIA L40S datasheet",
-    # Appendix A: with fp32 accumulation, dense.
-    "RTX4090": "NVIDIA Ada whitepaper",
-    "RTX5090": "NVIDIA RTX Blackwell whitepaper",
-    # T5000: 2,070 TFLOPS FP4 sparse, 128 GB LPDDR5X at 273 GB/s; the dense rates of the wider types
-    # halve from there.
-    "THOR": "NVIDIA Jetson T5000 datasheet; bf16 and fp8 derived from FP4",
-    # The GPU alone has 170 TOPS int8 with sparsity and 5.3 TFLOPS fp32, 4 MB of L2; half-precision
-    # products are half of dense int8.
-    "ORIN": "NVIDIA Jetson AGX Orin technical brief; bf16 from int8",
-}
 
 
 def _datasheet(row: str) -> Hardware:
+    """Read a row of `devices.txt`."""
+    row, source = (part.strip() for part in row.split("|"))
     name, *rates, bandwidth, memory, cache, cached, link, fabric, latency, node, tile = row.split()
     types = "float32", "bfloat16", "fp8", "int8", "fp4"
     told = {type_: _scaled(rate, 12) for type_, rate in zip(types, rates, strict=True)}
@@ -184,7 +125,7 @@ def _datasheet(row: str) -> Hardware:
         _scaled(fabric, 9),
         int(tile),
         kind="rocm" if name.startswith("MI") else "cuda",
-        source=_SOURCES[name],
+        source=source,
     )
 
 
@@ -193,7 +134,9 @@ def _scaled(figure: str, exponent: int) -> float:
     return float(f"{figure}e{exponent}")
 
 
-_DATASHEETS = {one.name: one for one in map(_datasheet, _TABLE.strip().splitlines()[1:])}
+_DATASHEETS = {
+    one.name: one for one in map(_datasheet, read_rows(Path(__file__).with_name("devices.txt")))
+}
 _SAME_PARTS = {"B300": "B200", "GB200": "B200", "GB300": "B200"}
 """Devices without measured tables → a measured one with the same multiprocessors. The shares are
 the same, of other ceilings. Published rows of GB200 bear it out (docs/roofline.md)."""

@@ -65,31 +65,18 @@ def rows(time: StepTime) -> list[list[str]]:
 
 def as_json(time: StepTime) -> dict[str, Any]:
     """Return everything in SI units."""
+    counted = "operator label calls flops weight_bytes kv_bytes read_bytes write_bytes"
     return {
-        "seconds": time.seconds,
-        "limit_seconds": time.limit_seconds,
-        "overhead_seconds": time.overhead_seconds,
-        "flops": time.flops,
-        "bytes": time.bytes,
-        "bound": time.bound,
-        "tokens": time.tokens,
+        **_named(time, "seconds limit_seconds overhead_seconds flops bytes bound tokens"),
         "operators": [
-            {
-                "operator": item.count.operator,
-                "label": item.count.label,
-                "calls": item.count.calls,
-                "flops": item.count.flops,
-                "weight_bytes": item.count.weight_bytes,
-                "kv_bytes": item.count.kv_bytes,
-                "read_bytes": item.count.read_bytes,
-                "write_bytes": item.count.write_bytes,
-                "bound": item.bound,
-                "seconds": item.seconds,
-                "limit_seconds": item.limit_seconds,
-            }
+            _named(item.count, counted) | _named(item, "bound seconds limit_seconds")
             for item in time.operators
         ],
     }
+
+
+def _named(of: object, names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names.split()}
 
 
 NAMED = 5
@@ -186,7 +173,7 @@ def html_page(
     """Build one page with table and charts for each named step."""
     body = ""
     for name, time in steps:
-        body += f"<h2>{name}</h2>" + table(COLUMNS, rows(time))
+        body += table(COLUMNS, rows(time), title=name)
         body += charts(
             [roofline_chart(case, hardware, time, step=name), share_chart(time, step=name)]
         )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
 from ..base.version import VERSION
 from ..obs.tasks import TaskWatch, ended
-from ..roofline.page import charts, page, table
+from ..roofline.page import cards, charts, page, table
 from ..roofline.plot import Chart, Series
 from .asked import ROUTED
 from .meters import Buckets, RouteMeter, joined, quantile
@@ -83,25 +82,21 @@ def page_of(gateway: ShownGateway) -> bytes:
     replicas = list(gateway.replicas)
     ready = sum(one.may_be_chosen for one in replicas)
     state = "draining" if gateway.draining else "ready" if gateway.ready else "not ready"
-    cards = [
-        (state, "gateway"),
-        (f"{ready} of {len(replicas)}", "servers ready"),
-        (f"{sum(one.outstanding for one in replicas)}", "open requests"),
-        (f"{len({name for one in replicas for name in one.models})}", "models"),
-    ]
-    body = "".join(
-        f'<div class="card"><b>{value}</b><span>{of}</span></div>' for value, of in cards
-    )
-    body = f'<div class="cards">{body}</div>'
+    shown = {
+        "gateway": state,
+        "servers ready": f"{ready} of {len(replicas)}",
+        "open requests": sum(one.outstanding for one in replicas),
+        "models": len({name for one in replicas for name in one.models}),
+    }
+    body = cards(shown.items())
     if down := ended(dict(gateway.tasks.down)):
-        body += _left(["what does not run"], [[down]])
+        body += table(["what does not run"], [[down]], left=True)
     counts = gateway.times.counts()
-    body += "<h2>Servers</h2>" + _bounded(
-        SERVERS, [_row(one, counts.get(one.url, {})) for one in replicas]
-    )
+    rows = [_row(one, counts.get(one.url, {})) for one in replicas]
+    body += table(SERVERS, rows, title="Servers", left=True, most=MOST_ROWS)
     if gateway.sources:
         rows = [[one.name, one.problem or "answers"] for one in gateway.sources]
-        body += "<h2>Sources</h2>" + _left(["source", "state"], rows)
+        body += table(["source", "state"], rows, title="Sources", left=True)
     body += _latencies(gateway)
     return page("Headrace route", f"version {VERSION}, renewed every {RENEWED} s", body).encode()
 
@@ -135,7 +130,8 @@ def _latencies(gateway: ShownGateway) -> str:
         if any(cells):
             rows.append([one.url, *cells])
     names = [f"{what.replace('_', ' ')} p{share * 100:.0f}" for what in DRAWN for share in SHARES]
-    return "<h2>Latencies</h2>" + charts(drawn) + _bounded(("server", *names), rows)
+    listed = table(("server", *names), rows, left=True, most=MOST_ROWS)
+    return "<h2>Latencies</h2>" + charts(drawn) + listed
 
 
 def _histogram(title: str, buckets: Buckets) -> Chart:
@@ -152,13 +148,3 @@ def _shown(seconds: float | None) -> str:
     if seconds is None:
         return ""
     return "more" if seconds == float("inf") else f"{seconds:g}"
-
-
-def _bounded(header: tuple[str, ...], rows: list[list[str]]) -> str:
-    more = len(rows) - MOST_ROWS
-    return _left(header, rows[:MOST_ROWS]) + (f"<p>and {more} more</p>" if more > 0 else "")
-
-
-def _left(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose cells are text."""
-    return table(header, rows).replace("<table>", '<table class="left">', 1)

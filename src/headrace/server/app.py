@@ -277,12 +277,12 @@ def _keep_files(app: Application, folder: Path) -> None:
 
 
 async def _typed(request: Request, error: Exception) -> Response:
-    """Answer a typed error in the format of the route's interface, if it has its own."""
+    """Answer a typed error in the format of the called interface."""
     assert isinstance(error, HeadraceError)
     request.app.state.meter.refused(error)
     request.scope["headrace.error"] = error
-    reply: Response = request.scope.get("headrace.error_reply", error_response)(error)
-    return reply
+    reply: Callable[[HeadraceError], Response] | None = request.scope.get("headrace.error_reply")
+    return refusal(request.scope["path"], error) if reply is None else reply(error)
 
 
 async def _http(request: Request, error: Exception) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
@@ -45,30 +46,23 @@ def is_open(path: str) -> bool:
     return path in OPEN or path.startswith(PAGE)
 
 
+@dataclass(slots=True)
 class Authentication:
     """ASGI layer that finds the caller's account; without `accounts` every route is open."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        accounts: Accounts | None,
-        *,
-        operator: bool = False,
-        refused: Callable[[HeadraceError], None] = lambda error: None,
-    ) -> None:
-        """Wrap `app`. `operator`: all routes of this application are the operator's. `refused`
-        counts errors."""
-        self._refused = refused
-        self._app = app
-        self._accounts = accounts
-        self._operator = operator
+    app: ASGIApp
+    accounts: Accounts | None
+    operator: bool = False
+    """Whether all routes of this application are the operator's."""
+    refused: Callable[[HeadraceError], None] = lambda error: None
+    """Counter of errors."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._accounts is not None and not is_open(scope["path"]):
+        if scope["type"] == "http" and self.accounts is not None and not is_open(scope["path"]):
             try:
                 account = self._caller(scope)
             except HeadraceError as error:
-                self._refused(error)
+                self.refused(error)
                 reply = refusal(scope["path"], error)
                 if isinstance(error, Unauthorised):
                     reply.headers["www-authenticate"] = "Bearer"
@@ -77,12 +71,12 @@ class Authentication:
             scope["headrace.account"] = account
             scope["headrace.owner"] = account.key.name
             CALLER.set(caller_of(account))
-            await _while_valid(self._app, account.removed, scope, receive, send)
+            await _while_valid(self.app, account.removed, scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Account:
-        assert self._accounts is not None
+        assert self.accounts is not None
         headers = Headers(scope=scope)
         kind, _, secret = headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not secret:
@@ -91,10 +85,10 @@ class Authentication:
             secret = _offered(scope["headrace.socket"].subprotocols)
         if not secret:
             raise Unauthorised("an API key is needed: Authorization: Bearer …")
-        account = self._accounts.find(secret.strip())
+        account = self.accounts.find(secret.strip())
         if account is None:
             raise Unauthorised("this API key is not known here")
-        if (self._operator or scope["path"] in OPERATOR) and account.key.role != "operator":
+        if (self.operator or scope["path"] in OPERATOR) and account.key.role != "operator":
             raise Forbidden("this route is the operator's")
         return account
 

@@ -1,4 +1,4 @@
-"""Common parts of request bodies: strictness, sampling fields, inert fields.
+"""Common parts of bodies: strictness, sampling fields, inert fields, heads of answers.
 
 A field of a request has one of four kinds (ADR 0047). *Supported*. *Inert*: a hint that cannot be
 seen in the answer; it is accepted, and docs/fields.md gives the reason. *Unsupported*: it would
@@ -10,7 +10,8 @@ which clients echo and decorate, unknown keys are dropped and counted. Null mean
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, cast
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -21,8 +22,10 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import CoreSchema
+from typing_extensions import TypedDict
 
 from ..base.errors import InvalidRequest
+from ..base.foreign import any_json
 from ..base.ignored import ignored
 from ..base.names import hint
 from ..base.request import Retained
@@ -45,23 +48,27 @@ ToolName = Annotated[str, Field(pattern=NAME)]
 LEAST_TOP_P = 1e-6
 
 
-def inert(why: str) -> Any:
-    """Declare a field that is accepted with any value, and say why it changes nothing."""
-    return Field(
-        None,
-        description=f"Accepted and without effect: {why}.",
-        json_schema_extra={"x-headrace-inert": why},
-    )
+def _neglected() -> dict[str, dict[str, dict[str, Any]]]:
+    """Read `neglected.txt`: section → name → arguments of its `Field`."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in Path(__file__).with_name("neglected.txt").read_text(encoding="utf-8").splitlines():
+        names, _, said = row.partition(" | ")
+        if row.startswith("[") and not said:
+            section = found[row.strip("[]")] = {}
+        elif said.startswith("["):
+            neutral = [None, *any_json(said)]
+            extra = {"x-headrace-neutral": neutral, "enum": neutral}
+            words = f"Not supported: only {', '.join(map(repr, neutral))} is accepted."
+            spec = {"description": words, "json_schema_extra": extra}
+            section |= dict.fromkeys(names.split(), spec)
+        elif said:
+            words = f"Accepted and without effect: {said}."
+            spec = {"description": words, "json_schema_extra": {"x-headrace-inert": said}}
+            section |= dict.fromkeys(names.split(), spec)
+    return found
 
 
-def unsupported(*neutral: Any) -> Any:
-    """Declare a field that is refused unless it is null or one of `neutral`."""
-    shown = ", ".join(repr(value) for value in (None, *neutral))
-    return Field(
-        None,
-        description=f"Not supported: only {shown} is accepted.",
-        json_schema_extra={"x-headrace-neutral": [None, *neutral], "enum": [None, *neutral]},
-    )
+_NEGLECTED = _neglected()
 
 
 def _stop_at_the_first(schema: Any) -> None:
@@ -90,6 +97,13 @@ class Body(BaseModel):
         json_schema_extra={"additionalProperties": {"type": "null"}},
     )
     _neutral: ClassVar[dict[str, list[Any]]] = {}
+
+    def __init_subclass__(cls, *, neglects: str | None = None, **kwargs: Any) -> None:
+        """Declare the fields of a section of `neglected.txt`; pydantic collects them after this."""
+        super().__init_subclass__(**kwargs)
+        for name, spec in _NEGLECTED[neglects].items() if neglects else ():
+            cls.__annotations__[name] = Any
+            setattr(cls, name, Field(None, **spec))
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -148,10 +162,9 @@ class Loose(Body):
         extra.clear()
 
 
-class StreamOptions(Body):
+class StreamOptions(Body, neglects="stream"):
     include_usage: bool | None = Field(None, description="Send a final chunk with the usage.")
     continuous_usage_stats: bool | None = Field(None, description="Send the usage in every chunk.")
-    include_obfuscation: bool | None = inert("chunks are never padded")
 
 
 class StructuredOutputs(Body):
@@ -185,21 +198,30 @@ class Retention(Body):
     )
 
 
-class SamplingFields(Body):
-    """Sampling fields that chat and completions share: OpenAI's, and vLLM's extras."""
+class PlainSampling(Body):
+    """Sampling fields that all interfaces have."""
 
-    model: str | None = Field(None, description="Served name; null: the served model.")
-    n: Integer | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Integer | None = Field(None, description="0 or -1: all tokens.")
     min_p: float | None = None
-    repetition_penalty: float | None = None
+    typical_p: float | None = Field(None, description="Locally typical sampling; 1: off.")
+    repeat_penalty: float | None = Field(
+        None, description="llama.cpp's name of repetition_penalty."
+    )
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = Field(None, description="Token id → bias.")
     seed: Integer | None = None
     stop: str | list[str] | None = None
+
+
+class SamplingFields(PlainSampling, neglects="sampling"):
+    """Sampling fields that chat and completions share: OpenAI's, and vLLM's extras."""
+
+    model: str | None = Field(None, description="Served name; null: the served model.")
+    n: Integer | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = Field(None, description="Token id → bias.")
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     min_tokens: Integer | None = None
@@ -221,21 +243,10 @@ class SamplingFields(Body):
     )
     request_id: str | None = Field(None, max_length=128, pattern=r"^[\x21-\x7e]+$")
 
-    user: Any = inert("nothing is kept about users")
-    safety_identifier: Any = inert("nothing is kept about users")
-    metadata: Any = inert("answers are not stored")
-    store: Any = inert("answers of this route are not kept, and nobody can ask for them")
-    service_tier: Any = inert("there is one tier")
-    prompt_cache_key: Any = inert("equal prefixes are always shared")
-    prompt_cache_options: Any = inert("the prefix cache has one policy")
     prompt_cache_retention: Any = Field(
         None,
         description='"24h": the prompt stays in the context cache for a day from its last use.',
     )
-    use_beam_search: Any = unsupported(False)
-    length_penalty: Any = unsupported(1.0, 1)
-    early_stopping: Any = unsupported(False)
-    spaces_between_special_tokens: Any = inert("no tokenizer here puts spaces between them")
     truncate_prompt_tokens: Integer | None = Field(
         None,
         ge=-1,
@@ -244,24 +255,12 @@ class SamplingFields(Body):
     return_tokens_as_token_ids: bool | None = Field(
         None, description="Write tokens in logprobs as token_id:ID."
     )
-    guided_decoding_backend: Any = inert("there is one")
-    guided_whitespace_pattern: Any = unsupported("")
-    cache_prompt: Any = inert("equal prefixes are always shared")
-    typical_p: float | None = Field(None, description="Locally typical sampling; 1: off.")
     top_a: float | None = Field(None, description="0: off.")
     top_n_sigma: float | None = Field(None, description="0 or -1: off.")
-    repeat_penalty: float | None = Field(
-        None, description="llama.cpp's name of repetition_penalty."
-    )
     bad_words: list[str] | None = Field(None, description="Words that the model may not write.")
     allowed_token_ids: list[TokenId] | None = Field(
         None, description="Allow only these ids in the answer."
     )
-    tfs: Any = unsupported(1.0, 1)
-    mirostat: Any = unsupported(0)
-    mirostat_mode: Any = unsupported(0)
-    vllm_xargs: Any = unsupported({})
-    logits_processors: Any = unsupported([])
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = Field(
         None, description="Older form of structured_outputs."
@@ -388,3 +387,19 @@ def _logit_bias(given: dict[str, float] | None) -> dict[int, float]:
         raise InvalidRequest(
             "the keys of logit_bias must be token ids", param="logit_bias"
         ) from None
+
+
+class ReplyHead(TypedDict):
+    id: str
+    object: str
+    created: int
+    model: str
+
+
+class ListReply(TypedDict):
+    """A page of a list, without its items."""
+
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,47 +35,37 @@ class Outlet(Protocol):
         """Send a part; only allowed while it is open."""
 
 
+@dataclass(slots=True)
 class Frames:
     """Frames made by `news` of each delta, then by `end`."""
 
-    def __init__(
-        self,
-        streams: Sequence[OutputStream],
-        news: Callable[[int, OutputDelta], bytes | Large],
-        end: Callable[[], bytes],
-        *,
-        straight: bool = True,
-    ) -> None:
-        """Prepare the frames.
-
-        `news` gets the index of the stream and its delta, and may return nothing. If not
-        `straight`, it may return large data, and the exchange's task sends all frames.
-        """
-        self._streams = streams
-        self._news = news
-        self._end = end
-        self._goes_straight = straight
+    streams: Sequence[OutputStream]
+    news: Callable[[int, OutputDelta], bytes | Large]
+    """Gets the index of the stream and its delta, and may return nothing."""
+    end: Callable[[], bytes]
+    straight: bool = True
+    """Whether `news` makes no large data; otherwise the exchange's task sends all frames."""
 
     async def frames(self) -> AsyncIterator[bytes]:
         """Yield all frames except those sent directly; raise as `generation.deltas`."""
-        async for place, delta in deltas(self._streams):
-            data = self._news(place, delta)
+        async for place, delta in deltas(self.streams):
+            data = self.news(place, delta)
             if isinstance(data, Large):
                 yield await data.written()
             elif data:
                 yield data
-        yield self._end()
+        yield self.end()
 
     def divert(self, outlet: Outlet) -> None:
         """Send frames directly to `outlet` while it is open."""
-        for place, stream in enumerate(self._streams if self._goes_straight else ()):
+        for place, stream in enumerate(self.streams if self.straight else ()):
             stream.divert(partial(self._straight, place, outlet))
 
     def _straight(self, place: int, outlet: Outlet, delta: OutputDelta) -> bool:
         if not outlet.open:
             return False
         try:
-            data = self._news(place, delta)
+            data = self.news(place, delta)
         except Exception:  # One answer's failure must not stop the engine's delivery to others.
             log.exception("a delta could not be told")
             return False  # Its reader meets the same error, as the error of its exchange.

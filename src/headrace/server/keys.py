@@ -14,13 +14,13 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import OptionError
+from ..base.config import read_toml
+from ..base.errors import OptionError, file_errors
 
 PREFIX = "hr-"
 ROLES = ("user", "operator")
@@ -74,13 +74,7 @@ def hash_of(key: str) -> str:
 
 def read_keys(path: Path) -> list[Key]:
     """Read the key file. Raises `OptionError` naming the file and the entry."""
-    try:
-        read = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise OptionError(f"cannot read the keys in {path}: {reason}", param="keys") from None
-    except tomllib.TOMLDecodeError as error:
-        raise OptionError(f"{path} is not valid TOML: {error}", param="keys") from None
+    read = read_toml(path, f"the keys in {path}", "keys")
     entries = read.pop("key", [])
     if read or not isinstance(entries, list) or len(entries) > MAX_KEYS:
         raise OptionError(f"{path} must hold [[key]] tables, at most {MAX_KEYS}", param="keys")
@@ -110,13 +104,11 @@ def write_keys(path: Path, keys: Iterable[Key]) -> None:
             if value is not None:
                 text += f"{spec.name} = {_toml(value)}\n"
     fresh = path.with_name(path.name + ".new")
-    try:
+    with file_errors(OptionError, f"cannot write {path}", "keys"):
         handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         fresh.replace(path)
-    except OSError as error:
-        raise OptionError(f"cannot write {path}: {error.strerror}", param="keys") from None
 
 
 def _toml(value: str | int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,64 +39,53 @@ FAILURES = (
 """Kinds of failures outside the engine (docs/reliability.md describes their effects)."""
 
 
-class _Logs(Collector):
-    """Log lines that this process's handlers could not write (`obs.logs` counts them)."""
+class _KeptByOthers(Collector):
+    """A counter that another part of this process keeps."""
+
+    def __init__(
+        self, name: str, help_: str, label: str | None, values: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Show `values` by the values of a label; None: the only value."""
+        self._name, self._help, self._values = name, help_, values
+        self._labels = [] if label is None else [label]
 
     def collect(self) -> Iterator[Metric]:
-        lost = sum(getattr(handler, "lost", 0) for handler in logging.getLogger().handlers)
-        yield CounterMetricFamily(
-            "headrace_log_lines_lost", "Log lines that could not be written.", value=lost
-        )
-
-
-class _Threads(Collector):
-    """Errors in threads of this process, by the thread's name."""
-
-    def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(
-            "headrace_thread_failures",
-            "Errors in threads of the API process, by thread; the engine's: headrace:failures.",
-            labels=["thread"],
-        )
-        for name, count in sorted(THREADS.failures.items()):
-            family.add_metric([name], count)
+        family = CounterMetricFamily(self._name, self._help, labels=self._labels)
+        for key, value in sorted(self._values().items()):
+            family.add_metric([key] * len(self._labels), value)
         yield family
 
 
-class _Ignored(Collector):
-    """Request keys without effect, counted in this process."""
-
-    def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(
-            "headrace_ignored_fields",
-            "Keys of messages and tools, and keywords of schemas, that were left out.",
-            labels=["where"],
-        )
-        for where, count in sorted(all_ignored().items()):
-            family.add_metric([where], count)
-        yield family
+def _lost_lines() -> dict[str, float]:
+    """Count the log lines that this process's handlers could not write (`obs.logs`)."""
+    return {"": sum(getattr(one, "lost", 0) for one in logging.getLogger().handlers)}
 
 
-class _Keys(Collector):
-    """The ledger as counters; one label value per key in the file."""
-
-    def __init__(self, accounts: Iterable[Account]) -> None:
-        self._accounts = accounts
-
-    def collect(self) -> Iterator[Metric]:
-        for name, words in (
-            ("requests", "Requests"),
-            ("refused", "Requests refused by a limit"),
-            ("prompt_tokens", "Prompt tokens"),
-            ("cached_tokens", "Prompt tokens from the cache"),
-            ("completion_tokens", "Generated tokens"),
-        ):
-            family = CounterMetricFamily(
-                f"headrace_key_{name}", f"{words} by API key.", labels=["key"]
-            )
-            for account in self._accounts:
-                family.add_metric([account.key.name], getattr(account.totals, name))
-            yield family
+TOLD = (
+    _KeptByOthers(
+        "headrace_log_lines_lost", "Log lines that could not be written.", None, _lost_lines
+    ),
+    _KeptByOthers(
+        "headrace_thread_failures",
+        "Errors in threads of the API process, by thread; the engine's: headrace:failures.",
+        "thread",
+        lambda: THREADS.failures,
+    ),
+    _KeptByOthers(
+        "headrace_ignored_fields",
+        "Keys of messages and tools, and keywords of schemas, that were left out.",
+        "where",
+        all_ignored,
+    ),
+)
+OF_KEYS = {
+    "requests": "Requests",
+    "refused": "Requests refused by a limit",
+    "prompt_tokens": "Prompt tokens",
+    "cached_tokens": "Prompt tokens from the cache",
+    "completion_tokens": "Generated tokens",
+}
+"""Totals of the ledger, with one label value per key in the file."""
 
 
 class HttpMeter:
@@ -107,8 +96,13 @@ class HttpMeter:
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
-        if accounts is not None:
-            self.registry.register(_Keys(accounts))
+        for name, words in OF_KEYS.items() if accounts is not None else ():
+
+            def totals(name: str = name) -> dict[str, float]:
+                return {one.key.name: getattr(one.totals, name) for one in accounts or ()}
+
+            told = _KeptByOthers(f"headrace_key_{name}", f"{words} by API key.", "key", totals)
+            self.registry.register(told)
         self._exchanges = counter(
             "headrace_http_requests",
             "HTTP exchanges by route and status; 499: the client left.",
@@ -136,9 +130,8 @@ class HttpMeter:
             "headrace_api_restarts",
             "API processes that died, and that the parent followed by another.",
         )
-        self.registry.register(_Logs())
-        self.registry.register(_Threads())
-        self.registry.register(_Ignored())
+        for one in TOLD:
+            self.registry.register(one)
         self._batches = counter("headrace_batches", "Batches that ended, by how.", ["status"])
         self._batch_requests = counter(
             "headrace_batch_requests", "Requests of batches, by how they ended.", ["outcome"]

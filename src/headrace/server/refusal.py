@@ -1,4 +1,4 @@
-"""Refusals by layers in front of the routes, in the format of the called interface."""
+"""Errors in the format of the called interface."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ ANTHROPIC = "/v1/messages"
 RESPONSES = "/v1/responses"
 OLLAMA = "/api"
 INFERENCE = "/v2"
+COHERE = "/v2/rerank"
 
 
 def refusal(path: str, error: HeadraceError) -> Response:
     """Build the error in the format of this path's clients."""
     if _below(OLLAMA, path):
         return ollama_reply(error)
-    if _below(INFERENCE, path):
+    if _below(INFERENCE, path) and path != COHERE:
         return inference_error(error)
     return error_reply(error) if _below(ANTHROPIC, path) else error_response(error)
 

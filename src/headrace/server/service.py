@@ -71,6 +71,15 @@ class Entrance:
         self.residents: Resting | None = None
 
 
+def _of_door(name: str, doc: str) -> Any:
+    """Make a property that reads and sets the entrance's attribute of this name."""
+    return property(
+        lambda service: getattr(service._door, name),
+        lambda service, value: setattr(service._door, name, value),
+        doc=doc,
+    )
+
+
 class Service:
     """One served model and its HTTP state, which `attaching.attach` opens. Services of several
     models (`beside`) share the state of the server."""
@@ -183,17 +192,13 @@ class Service:
         model is a transcription model."""
         served = self.served
         if served is self._alone:
-            raise InvalidRequest(
-                f"{self.name} is a foreign program; use /v2/models/{self.name}/infer",
-                param="model",
-                code="unsupported_model",
+            raise _unsupported(
+                f"{self.name} is a foreign program; use /v2/models/{self.name}/infer"
             )
         if not writes(served):
-            raise InvalidRequest(
+            raise _unsupported(
                 f"{self.name} transcribes speech and does nothing else; use "
-                "/v1/audio/transcriptions, /v1/audio/translations or /v1/realtime",
-                param="model",
-                code="unsupported_model",
+                "/v1/audio/transcriptions, /v1/audio/translations or /v1/realtime"
             )
         return served
 
@@ -203,11 +208,9 @@ class Service:
         if it is a text model."""
         if self._ears is None:
             _ = self.served
-            raise InvalidRequest(
+            raise _unsupported(
                 f"{self.name} does not hear; /v1/audio and /v1/realtime need a speech model, such "
-                "as whisper-base",
-                param="model",
-                code="unsupported_model",
+                "as whisper-base"
             )
         return self._ears
 
@@ -217,40 +220,17 @@ class Service:
         `InvalidRequest` if nothing here synthesises speech."""
         if self._voices is None:
             _ = self.served
-            raise InvalidRequest(
+            raise _unsupported(
                 f"{self.name} does not speak; /v1/audio/speech needs a voice such as joe, or a "
-                "model whose folder has a speech.json and a codec",
-                param="model",
-                code="unsupported_model",
+                "model whose folder has a speech.json and a codec"
             )
         return self._voices
 
-    @property
-    def draining(self) -> bool:
-        """Whether new work is refused, for the server ends."""
-        return self._door.draining
-
-    @draining.setter
-    def draining(self, draining: bool) -> None:
-        self._door.draining = draining
-
-    @property
-    def residents(self) -> Resting | None:
-        """Loader of further models; None: this server has the one that it was started with."""
-        return self._door.residents
-
-    @residents.setter
-    def residents(self, residents: Resting | None) -> None:
-        self._door.residents = residents
-
-    @property
-    def in_work(self) -> int:
-        """Requests that hold, or wait for, an engine."""
-        return self._door.in_work
-
-    @in_work.setter
-    def in_work(self, in_work: int) -> None:
-        self._door.in_work = in_work
+    draining: bool = _of_door("draining", "Whether new work is refused, for the server ends.")
+    residents: Resting | None = _of_door(
+        "residents", "Loader of further models; None: this server has the one it was started with."
+    )
+    in_work: int = _of_door("in_work", "Requests that hold, or wait for, an engine.")
 
     @property
     def modalities(self) -> list[Literal["text", "audio", "image", "video"]]:
@@ -332,10 +312,8 @@ class Service:
     def check_generates(self) -> None:
         """Raise `InvalidRequest` if the model only makes vectors."""
         if self.engine.files.arch.task != "tokens":
-            raise InvalidRequest(
-                "this model does not generate; use /v1/embeddings, /rerank or /score",
-                param="model",
-                code="unsupported_model",
+            raise _unsupported(
+                "this model does not generate; use /v1/embeddings, /rerank or /score"
             )
 
     @property
@@ -512,6 +490,10 @@ class Service:
                 param="prompt",
             )
         return ids
+
+
+def _unsupported(message: str) -> InvalidRequest:
+    return InvalidRequest(message, param="model", code="unsupported_model")
 
 
 def writes(engine: ServingEngine | HearingEngine | ProgramEngine) -> TypeIs[ServingEngine]:

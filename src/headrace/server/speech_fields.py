@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from .fields import Body, Integer, unsupported
+from .fields import Body, Integer
 
 
-class SpeechBody(Body):
+class SpeechBody(Body, neglects="speech"):
     """OpenAI's fields, and our own for sampling."""
 
     model: str | None = Field(None, description="Served name; null: the served model.")
@@ -25,7 +25,6 @@ class SpeechBody(Body):
     speed: float | None = Field(
         None, description="Programs: from 0.25 to 4, default 1. Language models: only 1."
     )
-    instructions: Any = unsupported("")
     phonemes: bool | None = Field(
         None, description="Programs: input is phonemes of the voice's own, and no text."
     )

@@ -6,7 +6,7 @@ import logging
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -75,18 +75,8 @@ class Batch(msgspec.Struct):
 
     def reply(self, model: str | None) -> dict[str, Any]:
         """Return the batch in OpenAI's format."""
-        stamps = {
-            f"{name}_at": self.times.get(name)
-            for name in (
-                "in_progress",
-                "finalizing",
-                "completed",
-                "failed",
-                "expired",
-                "cancelling",
-                "cancelled",
-            )
-        }
+        _, *later = get_args(Status)
+        stamps = {f"{name}_at": self.times.get(name) for name in later}
         usage = {
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": self.cached_tokens},
@@ -109,9 +99,7 @@ class Batch(msgspec.Struct):
             "expires_at": self.expires,
             **stamps,
             "request_counts": {
-                "total": self.total,
-                "completed": self.completed,
-                "failed": self.failed,
+                name: getattr(self, name) for name in ("total", "completed", "failed")
             },
             "usage": usage,
             "metadata": self.metadata,

@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import IO
 
-from ...base.errors import NotFound, OptionError, RateLimited, TooLarge
+from ...base.errors import NotFound, OptionError, RateLimited, TooLarge, file_errors
 from ..database import Database, StoreFailed
 
 log = logging.getLogger("headrace.server.files")
@@ -78,15 +78,11 @@ class FileStore:
         """Bytes being received, by owner."""
         self.growing: Counter[str] = Counter()
         """Bytes of batch results that are not files yet, by owner."""
-        try:
+        with file_errors(OptionError, f"the folder {folder} cannot be used", "files"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _lock(folder)
             for left in folder.glob(f"*{PART}"):
                 left.unlink()
-        except OSError as error:
-            raise OptionError(
-                f"the folder {folder} cannot be used: {error.strerror}", param="files"
-            ) from None
         self.base = Database(folder / "index.db", SCHEMA, option="files", failed=failed)
 
     def path(self, file_id: str) -> Path:

@@ -15,7 +15,7 @@ from ...base.errors import InvalidRequest, NotFound, RateLimited
 from ..batches.record import UNFINISHED, Batch, Status, new_batch_id
 from ..batches.runner import BatchRunner
 from ..body import read_model
-from ..fields import Body
+from ..fields import Body, ListReply
 from ..openapi import replies, takes
 from ..service import of
 from ..wire import json_response
@@ -110,12 +110,8 @@ class BatchReply(TypedDict):
     metadata: dict[str, str] | None
 
 
-class BatchList(TypedDict):
-    object: Literal["list"]
+class BatchList(ListReply):
     data: list[BatchReply]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 router = APIRouter(tags=["OpenAI"])

@@ -19,7 +19,7 @@ from ...base.spec import Task
 from ...engine.clients.pairs import Input, cut_limit
 from ..connection import while_connected
 from ..entry import entered
-from ..fields import Body, Integer, TokenId, inert
+from ..fields import Body, Integer, TokenId
 from ..generation import Usage
 from ..openapi import replies, takes
 from ..service import Service
@@ -27,7 +27,7 @@ from ..vectors import check_vectors, vectors
 from ..wire import json_response
 
 
-class VectorFields(Body):
+class VectorFields(Body, neglects="vectors"):
     """Fields common to the routes that return vectors."""
 
     model: str | None = Field(None, description="Served name; null: the served model.")
@@ -43,8 +43,6 @@ class VectorFields(Body):
     truncate: Literal["NONE", "END"] | None = Field(
         None, description="NIM's field: END cuts inputs that do not fit; NONE makes them errors."
     )
-    input_type: Any = inert("no model served here has a prefix for the kinds of input")
-    user: Any = inert("nothing is kept about users")
 
     @property
     def cut(self) -> int | None:

@@ -13,7 +13,8 @@ from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
-from ...base.errors import InvalidRequest, NotFound
+from ...base.errors import InvalidRequest, NotFound, one_of
+from ..fields import ListReply
 from ..files.form import FormReader, Part, boundary_of
 from ..files.store import Arriving, FileStore, StoredFile
 from ..openapi import raw, replies, takes_form
@@ -59,12 +60,8 @@ class FileReply(TypedDict):
     status: Literal["processed"]
 
 
-class FileList(TypedDict):
-    object: Literal["list"]
+class FileList(ListReply):
     data: list[FileReply]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedFile(TypedDict):
@@ -127,10 +124,7 @@ async def upload(request: Request) -> Response:
     try:
         filename, fields = await _read(request, boundary, arriving)
         purpose = fields.get("purpose", "absent")
-        if purpose not in PURPOSES:
-            raise InvalidRequest(
-                f"purpose must be batch, vision or user_data, not {purpose[:100]}", param="purpose"
-            )
+        one_of(purpose, PURPOSES, "purpose")
         if filename is None:
             raise InvalidRequest(
                 "file is required", param="file", code="missing_required_parameter"

@@ -13,17 +13,16 @@ from typing_extensions import TypedDict
 
 from ...base.errors import InvalidRequest
 from ..entry import entered
-from ..fields import inert
+from ..fields import ReplyHead
 from ..openapi import refuses, replies, takes
 from ..wire import json_response
 from .embeddings import EmbeddingBody, VectorFields, VectorUsage, embedded
 
 
-class PoolingBody(EmbeddingBody):
+class PoolingBody(EmbeddingBody, neglects="pooling"):
     task: Literal["embed"] | None = Field(
         None, description="Only vectors of whole inputs; token vectors are not returned."
     )
-    normalize: Any = inert("the model's own files say whether its vectors have length one")
 
 
 class PoolingData(TypedDict):
@@ -32,11 +31,7 @@ class PoolingData(TypedDict):
     data: list[float] | str
 
 
-class PoolingReply(TypedDict):
-    id: str
-    object: str
-    created: int
-    model: str
+class PoolingReply(ReplyHead):
     data: list[PoolingData]
     usage: VectorUsage
 

@@ -21,7 +21,7 @@ from ...engine.clients.pairs import sigmoid
 from ..caller import engine_id
 from ..connection import while_connected
 from ..entry import entered
-from ..fields import Body, Integer
+from ..fields import Body, Integer, ReplyHead
 from ..generation import Usage, check_whole
 from ..openapi import replies, takes
 from ..service import Service
@@ -52,11 +52,7 @@ class RecommendUsage(TypedDict):
     ids: int
 
 
-class RecommendReply(TypedDict):
-    id: str
-    object: str
-    created: int
-    model: str
+class RecommendReply(ReplyHead):
     scores: list[float]
     order: list[int]
     usage: RecommendUsage

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from ...engine.clients.pairs import cut_limit, pairs_of, score_inputs
 from ..entry import entered
-from ..fields import Integer, Loose
+from ..fields import Integer, Loose, ReplyHead
 from ..openapi import replies, takes
 from ..service import Service
 from ..vectors import check_vectors
@@ -32,11 +32,7 @@ class ScoreData(TypedDict):
     score: float
 
 
-class ScoreReply(TypedDict):
-    id: str
-    object: str
-    created: int
-    model: str
+class ScoreReply(ReplyHead):
     data: list[ScoreData]
     usage: VectorUsage
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from ....text.tools import MAX_TOOLS
-from ...fields import Integer, Loose, ToolName, inert, unsupported
+from ...fields import Integer, Loose, ToolName
 from ...form import FormFields
 from ..completions.schema import MetricsReply, UsageReply
 
@@ -64,7 +64,7 @@ class ToolCall(Loose):
     index: Integer | None = None
 
 
-class Message(Loose):
+class Message(Loose, neglects="chat message"):
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
@@ -72,9 +72,6 @@ class Message(Loose):
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(None, description="An earlier turn's reasoning.")
     reasoning: str | None = Field(None, description="Other name of reasoning_content.")
-    refusal: Any = inert("part of answers that clients send back")
-    annotations: Any = inert("part of answers that clients send back")
-    audio: Any = unsupported()
     function_call: FunctionCall | None = Field(None, description="Older form of tool_calls.")
 
 
@@ -124,7 +121,7 @@ class Prediction(Loose):
         return "".join(part.text or "" for part in self.content)
 
 
-class ChatBody(FormFields):
+class ChatBody(FormFields, neglects="chat"):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: Integer | None = Field(
         None, description="Maximum tokens of the answer; absent: up to the end of the context."
@@ -156,40 +153,22 @@ class ChatBody(FormFields):
     enable_thinking: bool | None = Field(
         None, description="Template variable of this name, as in chat_template_kwargs."
     )
-    ttl: Any = inert("only Ollama's own routes let a model rest")
-    keep_alive: Any = inert("only Ollama's own routes let a model rest")
-    num_ctx: Any = inert("the context is a matter of the server's start")
-    draft_model: Any = inert("drafts do not change an answer")
-    usage: Any = inert("usage is always told whole")
-    provider: Any = inert("there is one place")
-    timings_per_token: Any = inert("a hint for llama.cpp's own page")
-    return_progress: Any = inert("a hint for llama.cpp's own page")
-    transforms: Any = unsupported([])
-    separate_reasoning: Any = unsupported(True)
-    audio: Any = unsupported()
-    modalities: Any = unsupported(["text"])
     prediction: Prediction | None = Field(
         None, description="Expected answer; where it is right, the answer is generated faster."
     )
-    web_search_options: Any = unsupported()
     functions: list[FunctionSpec] | None = Field(
         None, max_length=MAX_TOOLS, description="Older form of tools; answered in the older form."
     )
     function_call: Literal["none", "auto"] | NamedFunction | None = Field(
         None, description="Older form of tool_choice."
     )
-    verbosity: Any = inert("a hint that this model was not taught")
-    moderation: Any = unsupported()
-    best_of: Any = unsupported(1)
     echo: bool | None = Field(
         None, description="With continue_final_message: begin the answer with that message."
     )
     add_special_tokens: bool | None = Field(
         None, description="true: put the model's begin-of-text token before the template's text."
     )
-    chat_template: Any = unsupported()
     documents: list[dict[str, Any]] | None = Field(None, description="Passed to the template.")
-    mm_processor_kwargs: Any = unsupported({})
 
     @property
     def limit(self) -> int | None:

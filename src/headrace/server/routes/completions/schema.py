@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from ....base.errors import InvalidRequest
-from ...fields import Integer, TokenId, inert, unsupported
+from ...fields import Integer, ReplyHead, TokenId
 from ...form import FormFields
 
 OTHER_NAMES = {
@@ -35,7 +35,7 @@ def _other(name: str) -> Any:
     return Field(None, description=f"Another name of {OTHER_NAMES[name]}.")
 
 
-class FrontendFields(FormFields):
+class FrontendFields(FormFields, neglects="completions"):
     typical: float | None = _other("typical")
     nsigma: float | None = _other("nsigma")
     rep_pen: float | None = _other("rep_pen")
@@ -47,43 +47,6 @@ class FrontendFields(FormFields):
     n_predict: Integer | None = _other("n_predict")
     num_predict: Integer | None = _other("num_predict")
     add_bos_token: bool | None = _other("add_bos_token")
-
-    api_type: Any = inert("a name of the client's own")
-    api_server: Any = inert("a name of the client's own")
-    include_reasoning: Any = inert("the text of a completion is never split")
-    num_ctx: Any = inert("the context is a matter of the server's start")
-    truncation_length: Any = inert("a prompt that does not fit is an error, never cut in silence")
-    min_keep: Any = inert("the most likely token is always kept")
-    rep_pen_range: Any = inert("penalties see the whole text")
-    rep_pen_slope: Any = inert("penalties see the whole text")
-    repetition_penalty_range: Any = inert("penalties see the whole text")
-    repeat_last_n: Any = inert("penalties see the whole text")
-    samplers: Any = inert("the filters have one order")
-    mirostat_tau: Any = inert("mirostat is off")
-    mirostat_eta: Any = inert("mirostat is off")
-    dynatemp_low: Any = inert("the temperature is fixed")
-    dynatemp_high: Any = inert("the temperature is fixed")
-    dynatemp_exponent: Any = inert("the temperature is fixed")
-    smoothing_curve: Any = inert("smoothing is off")
-    xtc_threshold: Any = inert("xtc is off")
-    dry_base: Any = inert("dry is off")
-    dry_allowed_length: Any = inert("dry is off")
-    dry_penalty_last_n: Any = inert("dry is off")
-    dry_sequence_breakers: Any = inert("dry is off")
-    adaptive_decay: Any = inert("the adaptive target is off")
-    dynamic_temperature: Any = unsupported(False)
-    dynatemp_range: Any = unsupported(0, 0.0)
-    smoothing_factor: Any = unsupported(0, 0.0)
-    skew: Any = unsupported(0, 0.0)
-    xtc_probability: Any = unsupported(0, 0.0)
-    dry_multiplier: Any = unsupported(0, 0.0)
-    adaptive_target: Any = unsupported(0, 0.0, -0.01, -1, -1.0)
-    max_tokens_second: Any = unsupported(0)
-    custom_token_bans: Any = unsupported("", [])
-    banned_strings: Any = unsupported([])
-    guidance_scale: Any = unsupported(1, 1.0)
-    negative_prompt: Any = unsupported("")
-    n_probs: Any = unsupported(0)
 
     @model_validator(mode="after")
     def _one_name_each(self) -> FrontendFields:
@@ -169,11 +132,7 @@ class CompletionChoice(TypedDict):
     prompt_logprobs: NotRequired[list[dict[str, Any] | None]]
 
 
-class CompletionReply(TypedDict):
-    id: str
-    object: str
-    created: int
-    model: str
+class CompletionReply(ReplyHead):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: NotRequired[UsageReply | None]

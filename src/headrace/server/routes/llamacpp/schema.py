@@ -7,10 +7,10 @@ from typing import Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Body, Integer, TokenId, inert, unsupported
+from ...fields import Body, Integer, PlainSampling, TokenId
 
 
-class NativeFields(Body):
+class NativeFields(PlainSampling, neglects="llamacpp"):
     """Sampling fields and slot options of llama.cpp."""
 
     model: str | None = None
@@ -22,17 +22,8 @@ class NativeFields(Body):
         None, ge=0, description="End the answer before a line with less indentation."
     )
     stream: bool | None = None
-    temperature: float | None = None
-    top_k: Integer | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
     top_n_sigma: float | None = Field(None, description="0 or -1: off.")
-    repeat_penalty: float | None = Field(None, description="Same as repetition_penalty.")
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     seed: Integer | None = Field(None, description="-1: no seed.")
-    stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     json_schema: dict[str, Any] | None = None
     return_tokens: bool | None = None
@@ -42,44 +33,10 @@ class NativeFields(Body):
         description="Return only these fields of the answer; a/b extracts b from a.",
     )
 
-    cache_prompt: Any = inert("equal prefixes are always shared")
-    id_slot: Any = inert("there are no slots")
-    n_keep: Any = inert("nothing is dropped from a context")
-    n_discard: Any = inert("nothing is dropped from a context")
-    n_cache_reuse: Any = inert("equal prefixes are always shared")
-    repeat_last_n: Any = inert("penalties see the whole text")
-    samplers: Any = inert("the filters have one order")
-    min_keep: Any = inert("the most likely token is always kept")
-    t_max_prompt_ms: Any = inert("a request has no time of its own")
-    t_max_predict_ms: Any = inert("a request has no time of its own")
-    timings_per_token: Any = inert("timings come with the end")
-    return_progress: Any = inert("timings come with the end")
-    post_sampling_probs: Any = inert("no probabilities are sent")
-    mirostat_tau: Any = inert("mirostat is off")
-    mirostat_eta: Any = inert("mirostat is off")
-    dynatemp_exponent: Any = inert("the temperature is fixed")
-    xtc_threshold: Any = inert("xtc is off")
-    dry_base: Any = inert("dry is off")
-    dry_allowed_length: Any = inert("dry is off")
-    dry_penalty_last_n: Any = inert("dry is off")
-    dry_sequence_breakers: Any = inert("dry is off")
-    adaptive_decay: Any = inert("the adaptive target is off")
-    mirostat: Any = unsupported(0)
-    dynatemp_range: Any = unsupported(0, 0.0)
-    xtc_probability: Any = unsupported(0, 0.0)
-    dry_multiplier: Any = unsupported(0, 0.0)
-    adaptive_target: Any = unsupported(-1, -1.0)
-    n_probs: Any = unsupported(0)
-    n_cmpl: Any = unsupported(1)
-    logit_bias: Any = unsupported([])
-    grammar: Any = unsupported("")
-    lora: Any = unsupported([])
 
-
-class ExtraFile(Body):
+class ExtraFile(Body, neglects="llamacpp file"):
     filename: str = Field("", max_length=4096)
     text: str
-    time: Any = inert("files are taken in their order")
 
 
 class InfillBody(NativeFields):

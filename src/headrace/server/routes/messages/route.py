@@ -10,7 +10,7 @@ from ...wire import json_response
 from ..chat.request import Chat
 from .convert import to_chat
 from .schema import CountBody, CountReply, MessageReply, MessagesBody
-from .serve import error_reply, serve
+from .serve import serve
 
 router = APIRouter(tags=["Anthropic"])
 
@@ -19,7 +19,6 @@ router = APIRouter(tags=["Anthropic"])
 @takes(MessagesBody)
 async def messages(request: Request) -> Response:
     """Generate the next message of a conversation, in Anthropic's format."""
-    request.scope["headrace.error_reply"] = error_reply
     service, body = await entered(request, MessagesBody)
     return await serve(service, request, body)
 
@@ -28,7 +27,6 @@ async def messages(request: Request) -> Response:
 @takes(CountBody)
 async def count_tokens(request: Request) -> Response:
     """Count a conversation's tokens without answering it."""
-    request.scope["headrace.error_reply"] = error_reply
     service, body = await entered(request, CountBody)
     service.check_model(body.model)
     sees = service.pictures is not None

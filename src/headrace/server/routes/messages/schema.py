@@ -8,12 +8,12 @@ from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from ....base.errors import InvalidRequest
-from ...fields import Body, Integer, Loose, ToolName, inert, unsupported
+from ...fields import Body, Integer, Loose, ToolName
 
 KEEPS = "Keep the preceding prompt in the context cache for 5m or 1h (ttl) after its last use."
 
 
-class Block(Loose):
+class Block(Loose, neglects="messages block"):
     """A part of a message; its fields depend on its type."""
 
     type: Literal[
@@ -39,7 +39,6 @@ class Block(Loose):
     source: Any = None
     title: str | None = None
     context: str | None = None
-    citations: Any = inert("nothing is cited")
     cache_control: Any = Field(None, description=KEEPS)
 
 
@@ -48,7 +47,7 @@ class Turn(Loose):
     content: str | list[Block]
 
 
-class MessageTool(Loose):
+class MessageTool(Loose, neglects="messages tool"):
     name: ToolName
     description: str | None = None
     input_schema: dict[str, Any] | None = Field(None, description="Required.")
@@ -57,9 +56,6 @@ class MessageTool(Loose):
     )
     strict: bool | None = None
     cache_control: Any = Field(None, description=KEEPS)
-    defer_loading: Any = inert("all tools are always loaded")
-    eager_input_streaming: Any = inert("arguments always stream as they are written")
-    input_examples: Any = inert("templates have no place for them")
 
     @model_validator(mode="after")
     def _only_custom(self) -> MessageTool:
@@ -83,12 +79,11 @@ class OutputFormat(Loose):
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Body):
+class OutputConfig(Body, neglects="messages output"):
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="Passed to the chat template as reasoning_effort (max as xhigh)."
     )
-    task_budget: Any = inert("a hint that this model was not taught")
 
 
 class MessageToolChoice(Body):
@@ -109,7 +104,7 @@ class Thinking(Body):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class CountBody(Body):
+class CountBody(Body, neglects="messages count"):
     model: str | None = None
     messages: list[Turn] = Field(min_length=1)
     system: str | list[Block] | None = None
@@ -125,26 +120,15 @@ class CountBody(Body):
         None,
         description="Accepted, but nothing is ever removed; the answer's applied_edits show it.",
     )
-    mcp_servers: Any = unsupported([])
 
 
-class MessagesBody(CountBody):
+class MessagesBody(CountBody, neglects="messages"):
     max_tokens: Integer
     temperature: float | None = None
     top_p: float | None = None
     top_k: Integer | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    metadata: Any = inert("nothing is kept about users")
-    service_tier: Any = inert("there is one tier")
-    inference_geo: Any = inert("there is one place")
-    diagnostics: Any = inert("the server has its own metrics")
-    user_profile_id: Any = inert("nothing is kept about users")
-    workspace_id: Any = inert("nothing is kept about users")
-    speed: Any = unsupported("standard")
-    container: Any = unsupported()
-    thread: Any = unsupported()
-    fallbacks: Any = unsupported([])
 
 
 class CacheCreation(TypedDict):

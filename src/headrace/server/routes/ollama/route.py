@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import wraps
 from typing import Any
 
 from fastapi import APIRouter
@@ -16,7 +14,6 @@ from ...service import Service, of
 from ...wire import json_response
 from . import about, serve
 from .convert import plain_name
-from .reply import error_reply
 from .schema import (
     Asked,
     EmbedBody,
@@ -37,12 +34,6 @@ from .schema import (
 
 router = APIRouter(tags=["Ollama"])
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-
-UNTYPED = ("", "application/x-www-form-urlencoded")
-"""Content types that LiteLLM and plain curl send for JSON. `origin` keeps out pages of other sites,
-whatever type they send."""
-
 
 def _answers(model: Any, *, lines: bool = False, body: bool = True) -> dict[int | str, Any]:
     found = replies(model, body=body, error=OllamaError)
@@ -52,27 +43,13 @@ def _answers(model: Any, *, lines: bool = False, body: bool = True) -> dict[int 
     return found
 
 
-def _own_errors(endpoint: Endpoint) -> Endpoint:
-    """Give the endpoint's errors Ollama's format."""
-
-    @wraps(endpoint)
-    async def wrapper(request: Request) -> Response:
-        request.scope["headrace.error_reply"] = error_reply
-        request.scope["headrace.untyped"] = UNTYPED
-        return await endpoint(request)
-
-    return wrapper
-
-
 @router.get("/api/version", responses=_answers(VersionReply, body=False))
-@_own_errors
 async def version(request: Request) -> Response:
     """Return the version of Ollama whose interface this is."""
     return json_response({"version": about.INTERFACE})
 
 
 @router.get("/api/tags", responses=_answers(TagsReply, body=False))
-@_own_errors
 async def tags(request: Request) -> Response:
     """List the models and their adapters, those at rest too."""
     service = of(request)
@@ -83,7 +60,6 @@ async def tags(request: Request) -> Response:
 
 
 @router.get("/api/ps", responses=_answers(PsReply, body=False))
-@_own_errors
 async def ps(request: Request) -> Response:
     """List the loaded models."""
     served = [one for one in of(request).models if one.writes]
@@ -93,7 +69,6 @@ async def ps(request: Request) -> Response:
 
 @router.post("/api/show", responses=_answers(ShowReply))
 @takes(ShowBody)
-@_own_errors
 async def show(request: Request) -> Response:
     """Describe the model."""
     service, body = await entered(request, ShowBody, wakes=lambda body: False)
@@ -126,7 +101,6 @@ def keep(service: Service, request: Request, body: Asked) -> None:
 
 @router.post("/api/chat", responses=_answers(OllamaChatReply, lines=True))
 @takes(OllamaChatBody)
-@_own_errors
 async def chat(request: Request) -> Response:
     """Generate the next message of a conversation."""
     service, body = await entered(request, OllamaChatBody, wakes=_wakes)
@@ -136,7 +110,6 @@ async def chat(request: Request) -> Response:
 
 @router.post("/api/generate", responses=_answers(GenerateReply, lines=True))
 @takes(GenerateBody)
-@_own_errors
 async def generate(request: Request) -> Response:
     """Answer a prompt, continue it (raw), or fill the gap before a suffix."""
     service, body = await entered(request, GenerateBody, wakes=_wakes)
@@ -146,7 +119,6 @@ async def generate(request: Request) -> Response:
 
 @router.post("/api/embed", responses=_answers(EmbedReply))
 @takes(EmbedBody)
-@_own_errors
 async def embed(request: Request) -> Response:
     """Return the embedding vectors of one or more texts."""
     service, body = await entered(request, EmbedBody)
@@ -164,7 +136,6 @@ async def embed(request: Request) -> Response:
 
 @router.post("/api/embeddings", responses=_answers(EmbeddingsReply))
 @takes(EmbeddingsBody)
-@_own_errors
 async def embeddings(request: Request) -> Response:
     """Return the embedding vector of one text (older than `/api/embed`)."""
     service, body = await entered(request, EmbeddingsBody)

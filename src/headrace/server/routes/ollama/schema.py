@@ -7,49 +7,17 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Body, Integer, TokenId, inert, unsupported
+from ...fields import Body, Integer, PlainSampling, TokenId
 
 Think = bool | Literal["low", "medium", "high"]
 
 
-class Options(Body):
+class Options(PlainSampling, neglects="ollama options"):
     """Ollama's `options`: sampling, and how its own runner loads a model."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Integer | None = None
-    min_p: float | None = None
-    seed: Integer | None = None
     num_predict: Integer | None = Field(
         None, description="Maximum tokens; -1, -2: up to the end of the context."
     )
-    stop: str | list[str] | None = None
-    typical_p: float | None = None
-    repeat_penalty: float | None = Field(None, description="Same as repetition_penalty.")
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-
-    repeat_last_n: Any = inert("penalties see the whole text")
-    penalize_newline: Any = inert("penalties see every token")
-    num_keep: Any = inert("nothing is dropped from a context")
-    num_ctx: Any = inert("the context is a matter of the server's start")
-    num_batch: Any = inert("how the model runs was decided at start")
-    num_gpu: Any = inert("how the model runs was decided at start")
-    main_gpu: Any = inert("how the model runs was decided at start")
-    num_thread: Any = inert("how the model runs was decided at start")
-    numa: Any = inert("how the model runs was decided at start")
-    low_vram: Any = inert("how the model runs was decided at start")
-    f16_kv: Any = inert("how the model runs was decided at start")
-    vocab_only: Any = inert("how the model runs was decided at start")
-    use_mmap: Any = inert("how the model runs was decided at start")
-    use_mlock: Any = inert("how the model runs was decided at start")
-    embedding_only: Any = inert("how the model runs was decided at start")
-    draft_num_predict: Any = inert("drafts do not change an answer")
-    logits_all: Any = inert("logits are not part of the answer")
-    mirostat_tau: Any = inert("mirostat is off")
-    mirostat_eta: Any = inert("mirostat is off")
-    mirostat: Any = unsupported(0)
-    tfs_z: Any = unsupported(1.0, 1)
 
 
 class Asked(Body):
@@ -87,7 +55,7 @@ class OllamaMessage(Body):
     tool_call_id: str | None = None
 
 
-class Spoken(Asked):
+class Spoken(Asked, neglects="ollama"):
     """Fields common to chat and generate."""
 
     stream: bool | None = Field(
@@ -96,10 +64,6 @@ class Spoken(Asked):
     format: str | dict[str, Any] | None = Field(None, description='"json", or a JSON schema.')
     options: Options | None = None
     think: Think | None = None
-    truncate: Any = inert("a prompt that does not fit is an error")
-    shift: Any = inert("an answer ends at the end of the context")
-    logprobs: Any = unsupported(False)
-    top_logprobs: Any = unsupported(0)
 
 
 class OllamaChatBody(Spoken):
@@ -107,14 +71,13 @@ class OllamaChatBody(Spoken):
     tools: list[dict[str, Any]] | None = None
 
 
-class GenerateBody(Spoken):
+class GenerateBody(Spoken, neglects="ollama generate"):
     prompt: str | None = None
     suffix: str | None = Field(None, description="Text after the gap; the answer fills it.")
     system: str | None = None
     raw: bool | None = Field(None, description="true: use the prompt without a template.")
     context: list[TokenId] | None = Field(None, description="The `context` of an earlier answer.")
     images: list[Any] | None = Field(None, description="Pictures in base64, if the model sees.")
-    template: Any = unsupported("")
 
 
 class EmbedBody(Asked):
@@ -131,13 +94,9 @@ class EmbeddingsBody(Asked):
     options: Options | None = None
 
 
-class ShowBody(Body):
+class ShowBody(Body, neglects="ollama show"):
     model: str | None = Field(None, max_length=512)
     name: str | None = Field(None, max_length=512, description="Older name of model.")
-    verbose: Any = inert("no tensors are listed")
-    system: Any = inert("there are no modelfiles")
-    template: Any = inert("there are no modelfiles")
-    options: Any = inert("there are no modelfiles")
 
 
 class Details(TypedDict):

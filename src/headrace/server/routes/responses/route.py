@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ....base.errors import InvalidRequest, NotFound
+from ....base.errors import InvalidRequest, NotFound, one_of
 from ...entry import entered
 from ...openapi import refuses, replies, takes
 from ...wire import json_response
@@ -101,8 +101,7 @@ async def input_items(request: Request, response_id: str) -> Response:
     """List the input items of a stored response's turn, latest first."""
     limit = _integer(request, "limit", 20, 1, 100)
     order, after = request.query_params.get("order", "desc"), request.query_params.get("after")
-    if order not in ("asc", "desc"):
-        raise InvalidRequest(f"order must be asc or desc, not {order[:100]!r}", param="order")
+    one_of(order, ("asc", "desc"), "order")
     items = (await _responses(request).find(response_id, owner_of(request))).input
     items = items if order == "asc" else items[::-1]
     if after is not None:

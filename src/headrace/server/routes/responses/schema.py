@@ -8,10 +8,10 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from ....base.sampling import MAX_LOGPROBS
-from ...fields import Body, Integer, Loose, StructuredOutputs, ToolName, inert, unsupported
+from ...fields import Body, Integer, ListReply, Loose, StructuredOutputs, ToolName
 
 
-class InputPart(Loose):
+class InputPart(Loose, neglects="responses part"):
     type: Literal[
         "input_text",
         "output_text",
@@ -24,8 +24,6 @@ class InputPart(Loose):
     ]
     text: str | None = None
     refusal: str | None = None
-    annotations: Any = inert("part of answers that clients send back")
-    logprobs: Any = inert("part of answers that clients send back")
     image_url: Any = None
     detail: Any = None
     file_id: Any = None
@@ -33,7 +31,7 @@ class InputPart(Loose):
     filename: Any = None
 
 
-class InputItem(Loose):
+class InputItem(Loose, neglects="responses item"):
     """A message, a call, a call's output, or earlier reasoning."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
@@ -46,8 +44,6 @@ class InputItem(Loose):
     arguments: str | None = None
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
-    encrypted_content: Any = inert("reasoning is kept in clear")
-    phase: Any = inert("part of answers that clients send back")
 
 
 class FunctionTool(Loose):
@@ -71,20 +67,16 @@ class TextFormat(Body):
     strict: bool | None = None
 
 
-class TextOptions(Body):
+class TextOptions(Body, neglects="responses text"):
     format: TextFormat | None = None
-    verbosity: Any = inert("a hint that this model was not taught")
 
 
-class ReasoningOptions(Body):
+class ReasoningOptions(Body, neglects="responses reasoning"):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    summary: Any = inert("reasoning is shown whole")
-    generate_summary: Any = inert("reasoning is shown whole")
-    encrypted_content: Any = inert("reasoning is kept in clear")
 
 
-class ResponseStreamOptions(Body):
-    include_obfuscation: Any = inert("events are never padded")
+class ResponseStreamOptions(Body, neglects="responses stream"):
+    """Options of the events."""
 
 
 LOGPROBS = "message.output_text.logprobs"
@@ -102,7 +94,7 @@ Included = Literal[
 reasoning is not encrypted."""
 
 
-class ResponseBody(Body):
+class ResponseBody(Body, neglects="responses"):
     model: str | None = None
     input: str | list[InputItem] = Field(description="Text, or items.")
     instructions: str | None = None
@@ -152,18 +144,6 @@ class ResponseBody(Body):
         le=MAX_LOGPROBS,
         description="Alternatives per token; above 0 it turns logprobs on.",
     )
-    truncation: Any = inert("a conversation that does not fit is an error, never cut in silence")
-    conversation: Any = unsupported()
-    prompt: Any = unsupported()
-    max_tool_calls: Any = unsupported()
-    context_management: Any = unsupported([])
-    moderation: Any = unsupported()
-    service_tier: Any = inert("there is one tier")
-    client_metadata: Any = inert("nothing is kept about users")
-    safety_identifier: Any = inert("nothing is kept about users")
-    prompt_cache_key: Any = inert("equal prefixes are always shared")
-    prompt_cache_options: Any = inert("the prefix cache has one policy")
-    prompt_cache_retention: Any = inert("the prefix cache has one policy")
 
     @property
     def logprobs_wanted(self) -> bool:
@@ -194,9 +174,5 @@ class InputTokens(TypedDict):
     input_tokens: int
 
 
-class ItemList(TypedDict):
-    object: Literal["list"]
+class ItemList(ListReply):
     data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool

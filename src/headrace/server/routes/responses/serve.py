@@ -7,6 +7,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -222,37 +223,29 @@ class Responses:
         return (await self.find(response_id, owner)).response
 
 
+@dataclass(slots=True, eq=False)
 class _Turn:
     """One response in work."""
 
-    def __init__(
-        self,
-        responses: Responses,
-        chat: Chat,
-        stream: OutputStream,
-        builder: ResponseBuilder,
-        items: list[dict[str, Any]] | None,
-        owner: str,
-    ) -> None:
-        self._responses = responses
-        self._chat = chat
-        self._stream = stream
-        self.builder = builder
-        self._items = items
-        self._owner = owner
-        self._log: list[bytes] = []
-        """Events so far, by number; kept only for background work."""
-        self._opening = 0
-        """Number of initial events that say nothing of the answer."""
-        self._ended = False
-        self._grown = asyncio.Event()
+    responses: Responses
+    chat: Chat
+    stream: OutputStream
+    builder: ResponseBuilder
+    items: list[dict[str, Any]] | None
+    owner: str
+    _log: list[bytes] = field(default_factory=list)
+    """Events so far, by number; kept only for background work."""
+    _opening: int = 0
+    """Number of initial events that say nothing of the answer."""
+    _ended: bool = False
+    _grown: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def told(self, after: int) -> AsyncIterator[bytes]:
         """Yield the events after the number `after`, including future ones."""
         place = after + 1
         while True:
             grown, news = self._grown, self._log[place:]
-            if news and place + len(news) > self._opening and not self._stream.show():
+            if news and place + len(news) > self._opening and not self.stream.show():
                 news = news[: max(self._opening - place, 0)]  # The rest is regenerated.
             place += len(news)
             if news:
@@ -269,24 +262,24 @@ class _Turn:
         self._grown = asyncio.Event()
 
     async def save(self) -> None:
-        if self._items is None:
+        if self.items is None:
             return
         response = self.builder.response
         previous = response["previous_response_id"]
-        stored = Stored(response["id"], previous, self._items, response)
-        if not await self._responses.store.put(stored, self._owner, response["created_at"]):
+        stored = Stored(response["id"], previous, self.items, response)
+        if not await self.responses.store.put(stored, self.owner, response["created_at"]):
             response["store"] = False  # the client gets the answer, marked as not stored
 
     async def _events(self) -> AsyncIterator[list[dict[str, Any]]]:
-        parts = self._chat.part()
-        trail = Trail(self._chat)
+        parts = self.chat.part()
+        trail = Trail(self.chat)
         opening = self.builder.begin()
         self._opening = len(opening)
         yield opening
-        async for _, delta in deltas([self._stream]):
-            self._chat.usage.count(0, delta)
+        async for _, delta in deltas([self.stream]):
+            self.chat.usage.count(0, delta)
             if delta.void is not None:
-                parts, trail = self._chat.part(), Trail(self._chat)
+                parts, trail = self.chat.part(), Trail(self.chat)
                 self.builder.again()
                 del self._log[self._opening :]
             trail.take(delta)
@@ -297,7 +290,7 @@ class _Turn:
             ]
             if events:
                 yield events
-        self._chat.usage.reasoning = parts.reasoning_tokens
+        self.chat.usage.reasoning = parts.reasoning_tokens
         ending = self.builder.end(parts)
         await self.save()
         yield ending
