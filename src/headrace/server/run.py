@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..engine.programs.engine import ProgramEngine
     from .accounts import Accounts
     from .app import Application
+    from .grpc_port import GrpcPort
     from .kept import Life
     from .served_profile import ServedProfile
     from .service import Service
@@ -211,6 +212,7 @@ class ServerProcess:
                 )
                 for each in apps
             ]
+            grpc = await self._grpc(app)
         except BaseException:
             await _given_up(starting)
             raise
@@ -248,6 +250,8 @@ class ServerProcess:
                 gc.freeze()
                 service.loop.longest = 0.0  # The start itself delays no client.
                 self._ready(sockets, engine, time.perf_counter() - begin)
+                if grpc is not None:
+                    self._announce(f"grpc: {grpc.address}")
                 await self._until_stopped(http)
             if app.state.batches is not None:
                 service.draining = True
@@ -262,6 +266,8 @@ class ServerProcess:
                     await asyncio.wait_for(service.idle(), LAST_WORDS)
             for server in servers:
                 server.should_exit = True
+            if grpc is not None:
+                await grpc.stop(LAST_WORDS)
             await asyncio.wait({http})
             for habit in habits:
                 habit.cancel()
@@ -282,6 +288,16 @@ class ServerProcess:
             if service.spans is not None:
                 await asyncio.to_thread(service.spans.close)
         return 128 + signal.SIGINT if self._signal == signal.SIGINT else 0
+
+    async def _grpc(self, app: Application) -> GrpcPort | None:
+        """Listen for gRPC, if it is wanted. Raises `OptionError`, `PackageAbsent`."""
+        if self._options.grpc_port is None:
+            return None
+        from .grpc_port import GrpcPort  # Local: others do without its imports.
+
+        port = GrpcPort(app)
+        await port.start()
+        return port
 
     async def _started(self) -> Engine:
         """Start the programs, if there are any, and then the engine."""
