@@ -146,8 +146,11 @@ class ServerProcess:
         options.verify()
         if any(hears[:1]) and options.files:
             raise OptionError("a speech model has no batches, so it takes no files", param="files")
-        self._sockets_wanted = any(hears) or options.operator_port is not None
-        """Whether a model may transcribe live: an operator may load one that does."""
+        self._sockets_wanted = (
+            any(hears) or options.operator_port is not None or options.programs is not None
+        )
+        """Whether a model may transcribe live (an operator may load one that does), or programs
+        may have cameras."""
         self._start_programs = start_programs
         self._programs: ProgramEngine | None = None
         self._life = life

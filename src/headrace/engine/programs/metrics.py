@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -49,6 +49,19 @@ class ProgramMetrics(Collector):
         self.job = histogram(
             "headrace_program_job_seconds", "From a job's request to its answer.", ["model_name"]
         )
+        self.frames = counter(
+            "headrace_camera_frames",
+            "Frames of cameras by what became of them: run, still, dropped for a newer one, or the "
+            "code of an error.",
+            ["model_name", "outcome"],
+        )
+        self.age = histogram(
+            "headrace_camera_age_seconds", "Age of a frame at its answer.", ["model_name"]
+        )
+        self.losses = counter(
+            "headrace_camera_losses", "Times that a camera sent nothing.", ["model_name"]
+        )
+        self.cameras = Gauge("headrace_cameras", "Open cameras.", registry=self.registry)
         self.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
