@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from ..base.config import ServerOptions
 from ..base.errors import OptionError
-from ..base.systemd import notify
+from ..base.systemd import keep_alive, notify
 from ..engine.preload import collector_paused
 from ..obs.collector import collect_when_idle
 
@@ -228,6 +228,7 @@ class ServerProcess:
         keep = service.tasks.keep
         habits = [
             keep("ledger", partial(self._keep_ledger, app)),
+            keep("watchdog", partial(keep_alive, lambda: service.health()[1])),
             keep("collector", partial(collect_when_idle, lambda: bool(service.in_work))),
         ]
         if tls is not None:

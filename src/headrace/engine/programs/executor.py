@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TYPE_CHECKING
 
 from ...base.errors import (
     DeadlineMissed,
@@ -41,6 +42,9 @@ from ...sched.deadlines import (
 from ...speech.program_voices import ProgramVoice
 from .prices import RunPrices
 
+if TYPE_CHECKING:
+    from .guard import ProgramGuard
+
 log = logging.getLogger("headrace.programs")
 
 MOST_WAITING = 1024
@@ -48,6 +52,8 @@ MOST_WAITING = 1024
 QUICK_DEATHS = 2
 """Ends of a program's process, without a run in between, after which its runs wait no more."""
 LONGEST_PAUSE = 30.0
+SELF_TEST = "\0self-test"
+"""Owner of runs that test a program: they are neither counted nor measured, nor refused."""
 LATELY = 60.0
 """Seconds after which shapes that no longer run do not keep a stream out."""
 
@@ -70,6 +76,12 @@ class ServedProgram:
         """Ends of its process since its last run."""
         self.restarts = 0
         self.restarting: asyncio.Task[None] | None = None
+        self.guard: ProgramGuard | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether its process serves, and its answers are trusted."""
+        return self.ready and (self.guard is None or self.guard.trusted)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -82,6 +94,8 @@ class ProgramRun(TimedWork):
     seed: int
     owner: str
     future: asyncio.Future[Result]
+    due: float = 0.0
+    """Seconds from release to deadline of its stream."""
     priced: Collection[tuple[ServedProgram, Shapes]] = ()
     """Runs of its job whose expected lengths are in `rest`, or were."""
     repeated: bool = False
@@ -184,6 +198,7 @@ class ProgramExecutor:
             rest=0.0 if part is None else part.rest,
             priced=() if part is None else part.priced,
             lane=None if admitted is None else admitted.lane,
+            due=0.0 if admitted is None else admitted.stream.due,
             program=program,
             feed=feed,
             shapes=shapes,
@@ -221,6 +236,8 @@ class ProgramExecutor:
         program = run.program
         if not program.ready and program.deaths > QUICK_DEATHS:
             raise EngineDead(f"{program.name} ends its process; it starts again", retry_after=5.0)
+        if program.guard is not None and run.owner != SELF_TEST:
+            program.guard.check(run)
         if error := self._too_long(run):
             raise error
 
@@ -298,7 +315,8 @@ class ProgramExecutor:
         program.deaths = 0
         run, seconds = busy.run, self._loop.time() - busy.begun
         if not isinstance(result, HeadraceError):
-            program.prices.observe(run.shapes, seconds, self._loop.time())
+            if run.owner != SELF_TEST:
+                program.prices.observe(run.shapes, seconds, self._loop.time())
             if self._loop.time() <= run.deadline:
                 self._end(run, result, "run", seconds)
             else:

@@ -62,7 +62,16 @@ class ProgramMetrics(Collector):
             "headrace_camera_losses", "Times that a camera sent nothing.", ["model_name"]
         )
         self.cameras = Gauge("headrace_cameras", "Open cameras.", registry=self.registry)
+        self._tests = counter(
+            "headrace_program_tests",
+            "Self-tests of programs, and scrubs of their bytes, by how they ended.",
+            ["model_name", "kind", "outcome"],
+        )
         self.registry.register(self)
+
+    def guarded(self, name: str, kind: str, outcome: str) -> None:
+        """Count a test or a scrub of a program."""
+        self._tests.labels(name, kind, outcome).inc()
 
     def collect(self) -> Iterator[Metric]:
         engine = self._engine
@@ -83,6 +92,7 @@ class ProgramMetrics(Collector):
         for name, words, read in (
             ("worst_seconds", "Longest run of late.", lambda one: one.prices.longest),
             ("ready", "1 while its process serves.", lambda one: float(one.ready)),
+            ("mode", "0: normal, 1: degraded, 2: safe.", lambda one: float(one.guard.mode)),
             ("restarts", "Processes begun after the first.", lambda one: one.restarts),
         ):
             family = GaugeMetricFamily(f"headrace_program_{name}", words, labels=["model_name"])
