@@ -11,21 +11,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 import zlib
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from ..base.errors import DeadlineMissed, HeadraceError, InvalidRequest, NotFound, Overloaded
-from ..base.foreign import Undecodable, any_json
+from ..base.foreign import Undecodable, any_json, json_reader
 from ..base.tiling import Reducing
 from ..engine.programs.cameras import CaptureClock, MotionGate, PictureInput
 from ..engine.programs.ocr import OcrPipeline, pipeline_names
 from ..media import decode_picture
+from ..programs.confined import MOST_REGION
 from ..programs.ocr.pixels import Codes
 from ..programs.ocr.steps import LONGEST
 from ..programs.rows import Array
@@ -57,7 +58,20 @@ LOST_PERIODS, LOST_SECONDS = 3, 0.2
 """Periods, and seconds at least, without a frame after which a camera is reported as lost."""
 MANY = 4096
 """Elements of an output above which it comes in base64."""
-Tell = Callable[..., Awaitable[None]]
+
+
+class FrameHeader(msgspec.Struct):
+    """First line of a frame's message."""
+
+    camera: str
+    sequence: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
+    captured: Annotated[float, msgspec.Meta(ge=0, lt=2**53)]
+    """Seconds of the camera's clock."""
+    crc32: int | None = None
+    """CRC-32 of the data."""
+
+
+_read_header = json_reader(FrameHeader)
 
 
 class DamagedFrame(InvalidRequest):
@@ -146,7 +160,7 @@ class CameraSession:
             data = message.get("bytes")
             if data is not None:
                 header, data = _header(bytes(data))
-                name = header.get("camera")
+                name = header.camera
                 self._find(name).put(header, data)
                 return
             event = _decoded(message.get("text") or "")
@@ -258,21 +272,20 @@ class Camera:
 
     # Frames
 
-    def put(self, header: dict[str, Any], data: bytes) -> None:
+    def put(self, header: FrameHeader, data: bytes) -> None:
         """Take a frame; it replaces the one that waits. Raises `InvalidRequest`, `Overloaded`."""
-        now = time.monotonic()
-        sequence = _number(header, "sequence", int)
-        captured = float(_number(header, "captured", float))
+        now, sequence = time.monotonic(), header.sequence
         if sequence == self._last:
             self._note("frame_repeated")
             raise RepeatedFrame(f"the frame {sequence} came before: the camera stands still")
-        if header.get("crc32") not in (None, zlib.crc32(data)):
+        if header.crc32 not in (None, zlib.crc32(data)):
             self._note("frame_damaged")
             raise DamagedFrame(f"the CRC-32 of frame {sequence} is {zlib.crc32(data)}")
         if self._last:
             self._counts["missing"] += max(0, sequence - self._last - 1)
         self._last = sequence
-        frame = Frame(data, sequence, captured, now, self._clock.delay(captured, now))
+        delay = self._clock.delay(header.captured, now)
+        frame = Frame(data, sequence, header.captured, now, delay)
         if self._waiting is not None:
             self._counts["dropped"] += 1
             self._note("dropped")
@@ -399,14 +412,14 @@ class Camera:
         """
         told: dict[str, Any] = {"admitted": self._pipeline is None, "model": self._body.model}
         if self._input is not None:
-            tensor = self._body.format == "tensor"
+            most = SOCKET_BYTES if self._body.format == "tensor" else MOST_REGION
             stream = await self._engine.open_stream(
                 self._program,
                 {self._input.port.name: self._input.shape},
                 period=self._body.period,
                 deadline=self._deadline,
                 owner=CALLER.get().owner,
-                **({"most": SOCKET_BYTES} if tensor else {}),
+                most=most,
             )
             self._stream = stream.id
             admitted = stream.admitted
@@ -421,13 +434,14 @@ class Camera:
             await self._session.tell("camera.opened", camera=self.name, **told, **times)
 
 
-def _header(data: bytes) -> tuple[dict[str, Any], bytes]:
+def _header(data: bytes) -> tuple[FrameHeader, bytes]:
     """Split a frame's message into its header, one line of JSON, and its data."""
     end = data.find(b"\n", 0, MOST_HEADER)
-    if end < 0:
+    try:
+        return _read_header(data[: max(0, end)]), data[end + 1 :]
+    except Undecodable as error:
         wrong = f"a frame begins with a line of JSON of at most {MOST_HEADER} bytes"
-        raise InvalidRequest(wrong, param="frame")
-    return _decoded(data[:end].decode(errors="replace")), data[end + 1 :]
+        raise InvalidRequest(f"{wrong}: {error}", param="frame") from None
 
 
 def _decoded(text: str) -> dict[str, Any]:
@@ -437,14 +451,4 @@ def _decoded(text: str) -> dict[str, Any]:
         raise InvalidRequest("the text is not valid JSON", code="invalid_json") from None
     if not isinstance(found, dict):
         raise InvalidRequest("the text is no JSON object", code="invalid_json")
-    return found
-
-
-def _number(header: dict[str, Any], name: str, kind: type) -> Any:
-    found = header.get(name)
-    least = 1 if kind is int else 0
-    right = isinstance(found, (int, kind)) and not isinstance(found, bool)
-    if not right or not least <= found < 2**53 or not math.isfinite(found):
-        word = "integers from 1" if kind is int else "seconds from 0"
-        raise InvalidRequest(f"{name} is {found!r:.40}; allowed: {word} to 2^53", param=name)
     return found

@@ -143,18 +143,17 @@ class GrpcPort:
         )
         # Each method is a stream to gRPC, so that its caller is known before its message is read.
         handler = grpc.stream_stream_rpc_method_handler
+        about = self._about
         methods = {
             "ModelInfer": self._infer,
             "ModelStreamInfer": self._stream,
-            "ModelReady": self._ready,
-            "ModelMetadata": self._metadata,
-            "ServerMetadata": self._about("GET", "/v2", "ServerMetadataResponse"),
-            "RepositoryIndex": self._about(
-                "POST", "/v2/repository/index", "RepositoryIndexResponse", "models"
-            ),
+            "ModelReady": about("/ready", "Truth", named=True),
+            "ModelMetadata": about("", "ModelMetadataResponse", named=True),
+            "ServerMetadata": about("/v2", "ServerMetadataResponse"),
+            "RepositoryIndex": about("/v2/repository/index", "RepositoryIndexResponse", "models"),
+            **{name: about(path, "Truth") for name, path in PROBES.items()},
         }
-        handlers = {name: handler(self._served(work)) for name, work in methods.items()}
-        handlers |= {name: handler(self._probe(path)) for name, path in PROBES.items()}
+        handlers = {name: handler(self._served(name, work)) for name, work in methods.items()}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         self.address = await self._bound(server)
         await server.start()
@@ -191,12 +190,13 @@ class GrpcPort:
 
     # Calls
 
-    def _served(self, work: Callable[[_Call], Awaitable[None]]) -> Any:
+    def _served(self, name: str, work: Callable[[_Call], Awaitable[None]]) -> Any:
         async def served(_requests: Any, context: Any) -> None:
             begin, scope = time.perf_counter(), dict[str, Any]()
             try:
                 call = _Call(context)
-                call.identify(self.app.state.accounts)
+                if name not in PROBES:  # Those need no key.
+                    call.identify(self.app.state.accounts)
                 scope["headrace.account"] = call.account
                 await work(call)
             except HeadraceError as error:
@@ -219,42 +219,25 @@ class GrpcPort:
             said.append(("retry-after", f"{error.retry_after:.0f}"))
         await context.abort(getattr(self._grpc.StatusCode, code), error.message, tuple(said))
 
-    def _probe(self, path: str) -> Any:
-        """Return the handler of a probe, which needs no key and is not read."""
-
-        async def probe(_requests: Any, context: Any) -> None:
-            call = _Call(context)
-            answer = await self._exchange(call, "GET", path)
-            await self._tell(call, TYPES.filled("Truth", {"truth": answer.status == 200}))
-
-        return probe
-
     def _about(
-        self, method: str, path: str, kind: str, field: str = ""
+        self, path: str, kind: str, field: str = "", *, named: bool = False
     ) -> Callable[[_Call], Awaitable[None]]:
+        """Return a method that answers with the JSON of a route, or whether its status is 200.
+        `field`: the one that a list fills; `named`: the path is the end of that of a model, which a
+        message names."""
+
         async def about(call: _Call) -> None:
-            await self._shown(call, method, path, kind, field)
+            model = model_path(*read_named(await self._message(call))) if named else ""
+            answer = await self._exchange(call, "POST" if field else "GET", model + path)
+            if answer.status != 200 and not (kind == "Truth" and answer.status in (404, 503)):
+                await self._abort(call.context, answer.status, _error(answer))
+            found: Any = {"truth": answer.status == 200}
+            if kind != "Truth":
+                found = msgspec.json.decode(answer.body)
+            message = TYPES.filled(kind, {field: found} if field else found)
+            await call.context.write(message.SerializeToString())
 
         return about
-
-    async def _shown(self, call: _Call, method: str, path: str, kind: str, field: str = "") -> None:
-        """Answer with the JSON of a route. `field`: the name of the field that it fills."""
-        answer = await self._exchange(call, method, path)
-        if answer.status != 200:
-            await self._abort(call.context, answer.status, _error(answer))
-        found = msgspec.json.decode(answer.body)
-        await self._tell(call, TYPES.filled(kind, {field: found} if field else found))
-
-    async def _metadata(self, call: _Call) -> None:
-        name = read_named(await self._message(call))
-        await self._shown(call, "GET", model_path(*name), "ModelMetadataResponse")
-
-    async def _ready(self, call: _Call) -> None:
-        path = model_path(*read_named(await self._message(call)), "/ready")
-        answer = await self._exchange(call, "GET", path)
-        if answer.status not in (200, 404, 503):
-            await self._abort(call.context, answer.status, _error(answer))
-        await self._tell(call, TYPES.filled("Truth", {"truth": answer.status == 200}))
 
     async def _infer(self, call: _Call) -> None:
         async def write(answer: Answer) -> None:
@@ -325,10 +308,6 @@ class GrpcPort:
                 return None
             raise RequestTimeout("the call ended without a message")
         return data
-
-    async def _tell(self, call: _Call, message: Any) -> None:
-        """Send a small message."""
-        await call.context.write(message.SerializeToString())
 
     async def _write(self, call: _Call, data: bytes) -> None:
         """Send a message of an answer. gRPC cannot end a call whose client does not read, so such

@@ -114,7 +114,7 @@ class Tls:
             try:
                 context.load_verify_locations(self._clients)
                 if CRL in self._clients.read_bytes():
-                    context.verify_flags |= ssl.VerifyFlags.VERIFYCRL_CHECK_LEAF
+                    context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
             except (OSError, ssl.SSLError) as error:
                 raise OptionError(
                     f"cannot use {self._clients}: {error}", param="tls_clients"

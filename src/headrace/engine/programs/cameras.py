@@ -78,12 +78,12 @@ class MotionGate:
 
 def _brightness(pixels: Codes) -> Array:
     """Return the mean brightness of the cells [at most 16, at most 16] of a picture, of 1."""
-    found = pixels
+    found: Array = pixels
     for axis in (0, 1):
         edges = np.linspace(0, pixels.shape[axis], min(CELLS, pixels.shape[axis]) + 1).astype(int)
         sums = np.add.reduceat(found, edges[:-1], axis, dtype=np.float64)
         found = sums / np.diff(edges).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
-    return found.mean(2) / 255
+    return np.mean(found, 2) / 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,34 +118,24 @@ class PictureInput:
         Raises `InvalidRequest` for a program that takes no picture, or more than that.
         """
         ports = [*program.confined.inputs.values()]
-        dims = ports[0].dims if len(ports) == 1 else None
-        last = dims is not None and len(dims) == 4 and dims[3] == 3 and dims[1] != 3
-        if (
-            dims is None
-            or len(dims) != 4
-            or dims[3 if last else 1] != 3
-            or (isinstance(dims[0], int) and dims[0] != 1)
-        ):
+        dims = (ports[0].dims or ()) if len(ports) == 1 else ()
+        last = len(dims) == 4 and dims[3] == 3 and dims[1] != 3
+        if len(dims) != 4 or 3 not in (dims[1], dims[3]) or dims[0] in range(2, 2**31):
             takes = ", ".join(map(str, ports))
             wrong = f"{program.name} takes {takes}; a camera's program takes one picture"
             raise InvalidRequest(f"{wrong}, [1, 3, h, w] or [1, h, w, 3]", param="model")
         fixed = dims[1:3] if last else dims[2:]
-        wanted = tuple(size) if size else fixed
-        right = all(isinstance(one, int) and one >= 1 for one in wanted) and len(wanted) == 2
-        if not right or math.prod(map(int, wanted)) > MOST_PIXELS:
-            allowed = "allowed are height and width, which the program leaves open"
-            raise InvalidRequest(f"size is {list(wanted)!r:.80}; {allowed}", param="size")
-        if any(
-            isinstance(one, int) and one != want for one, want in zip(fixed, wanted, strict=True)
-        ):
-            raise InvalidRequest(
-                f"size is {list(wanted)}; {program.name} has {fixed}", param="size"
-            )
-        port = ports[0]
+        wanted = [one for one in size or fixed if isinstance(one, int) and one > 0]
+        agrees = all(
+            not isinstance(one, int) or one in wanted[at : at + 1] for at, one in enumerate(fixed)
+        )
+        if len(wanted) != 2 or not agrees or math.prod(wanted) > MOST_PIXELS:
+            given = list(size) if size else None
+            allowed = f"{program.name} has {list(fixed)!r}, and needs both as numbers"
+            raise InvalidRequest(f"size is {given!r:.80}; {allowed}", param="size")
         if scale is None:
-            scale = 1.0 if np.dtype(port.type).kind in "iu" else 1 / 255
-        shape = int(wanted[0]), int(wanted[1])
-        return cls(port, *shape, last, scale, tuple(mean), tuple(std), reversed)
+            scale = 1.0 if np.dtype(ports[0].type).kind in "iu" else 1 / 255
+        return cls(ports[0], *wanted, last, scale, tuple(mean), tuple(std), reversed)
 
     @property
     def shape(self) -> tuple[int, ...]:

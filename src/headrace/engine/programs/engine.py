@@ -143,8 +143,8 @@ class ProgramEngine:
             raise
         self.programs[name] = program = ServedProgram(name, confined, voice)
         self.executor.add(program)
-        count, tested = partial(self.metrics.guarded, name), partial(self._tested, program)
-        program.guard = guard = ProgramGuard(program, tested, count)
+        noted, tested = partial(self.metrics.guarded, name), partial(self._tested, program)
+        program.guard = guard = ProgramGuard(program, tested, noted)
         await guard.test()
         self._guards.append(self.tasks.keep(f"guard of {name}", guard.keep))
 
