@@ -135,7 +135,7 @@ class PictureInput:
             raise InvalidRequest(f"size is {given!r:.80}; {allowed}", param="size")
         if scale is None:
             scale = 1.0 if np.dtype(ports[0].type).kind in "iu" else 1 / 255
-        return cls(ports[0], *wanted, last, scale, tuple(mean), tuple(std), reversed)
+        return cls(ports[0], wanted[0], wanted[1], last, scale, tuple(mean), tuple(std), reversed)
 
     @property
     def shape(self) -> tuple[int, ...]:
