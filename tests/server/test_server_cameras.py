@@ -25,7 +25,7 @@ from small_programs import FLOAT, double, model, node, port
 
 from headrace.base.config import ServerOptions
 from headrace.base.shares import Shares
-from headrace.engine.programs.cameras import CaptureClock, MotionGate
+from headrace.engine.programs.cameras import CaptureClock, MotionFilter
 from headrace.engine.programs.engine import ProgramEngine
 from headrace.programs import ProgramLimits
 from headrace.server import session as session_module
@@ -235,21 +235,21 @@ async def test_what_does_not_move_is_not_run(engine: ProgramEngine) -> None:
         assert kinds == [answer, still, answer, answer, still]
 
 
-def test_a_gate_opens_for_motion_and_after_a_while() -> None:
-    gate = MotionGate(0.02, 1.0)
+def test_a_picture_passes_for_motion_and_after_a_while() -> None:
+    motion = MotionFilter(0.02, 1.0)
     grey = np.full((480, 640, 3), 100, np.uint8)
     noise = grey + np.random.default_rng(0).integers(-3, 4, grey.shape).astype(np.uint8)
-    assert gate.passes(grey, 0.0)
-    assert not gate.passes(grey, 0.1)
-    assert not gate.passes(noise, 0.2)
+    assert motion.passes(grey, 0.0)
+    assert not motion.passes(grey, 0.1)
+    assert not motion.passes(noise, 0.2)
     moved = grey.copy()
     moved[-20:, -20:] = 200
-    assert gate.passes(moved, 0.3)
-    assert not gate.passes(moved, 1.2)
-    assert gate.passes(moved, 1.4)
-    assert gate.passes(moved[:100], 1.5), "another size"
-    assert gate.passes(np.zeros((3, 5, 3), np.uint8), 1.6)
-    assert MotionGate(0.0, 1.0).passes(grey, 0.0)
+    assert motion.passes(moved, 0.3)
+    assert not motion.passes(moved, 1.2)
+    assert motion.passes(moved, 1.4)
+    assert motion.passes(moved[:100], 1.5), "another size"
+    assert motion.passes(np.zeros((3, 5, 3), np.uint8), 1.6)
+    assert MotionFilter(0.0, 1.0).passes(grey, 0.0)
 
 
 def test_clocks_that_differ_drift_and_jump() -> None:

@@ -23,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..base.errors import DeadlineMissed, HeadraceError, InvalidRequest, NotFound, Overloaded
 from ..base.foreign import Undecodable, any_json, json_reader
 from ..base.tiling import Reducing
-from ..engine.programs.cameras import CaptureClock, MotionGate, PictureInput
+from ..engine.programs.cameras import CaptureClock, MotionFilter, PictureInput
 from ..engine.programs.ocr import OcrPipeline, pipeline_names
 from ..media import decode_picture
 from ..programs.confined import MOST_REGION
@@ -234,7 +234,7 @@ class Camera:
             raise InvalidRequest("std must not be 0", param="std")
         self._stream: str | None = None
         self._clock = CaptureClock()
-        self._gate = MotionGate(body.motion, body.refresh)
+        self._motion = MotionFilter(body.motion, body.refresh)
         self._lost_after = body.lost_after or max(LOST_SECONDS, LOST_PERIODS * body.period)
         self._waiting: Frame | None = None
         self._came = asyncio.Event()
@@ -365,7 +365,7 @@ class Camera:
         picture = await service.decoders.run(decode_picture, frame.data, rule, LIMITS, "frame")
         pixels: Codes = picture.tiles[0]
         self._hold(frame, pixels.nbytes)
-        if not await service.hands.run(self._gate.passes, pixels, frame.received, large=True):
+        if not await service.hands.run(self._motion.passes, pixels, frame.received, large=True):
             return None
         if self._pipeline is not None:
             lines = await self._routes.ocr.lines(

@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import msgspec
 from starlette.requests import ClientDisconnect
 
 from ..base.errors import HeadraceError, OptionError
 from ..base.extras import needed
+from ..base.foreign import Undecodable, any_json
 from ..base.shares import Shares
 from .access import log_exchange
 from .authentication import account_of
 from .body import IN_FLIGHT
 from .caller import BODY_SIZE, CALLER, Caller, caller_of
+from .grpc_tls import Certificates
 from .inference_messages import (
     SERVICE,
     TYPES,
@@ -75,7 +76,7 @@ STATUS = {
 PROBES = {"ServerLive": "/v2/health/live", "ServerReady": "/v2/health/ready"}
 
 
-class _Call:
+class GrpcCall:
     """One call, and what an exchange needs of it."""
 
     def __init__(self, context: Any) -> None:
@@ -168,8 +169,6 @@ class GrpcPort:
             if options.tls_cert is None:
                 port = server.add_insecure_port(f"{host}:{options.grpc_port}")
             else:
-                from .grpc_tls import Certificates  # Local: few serve it.
-
                 clients = Path(options.tls_clients) if options.tls_clients else None
                 keys = Path(options.tls_key), Path(options.tls_cert)
                 credentials = Certificates(self._grpc, *keys, clients).credentials()
@@ -190,11 +189,11 @@ class GrpcPort:
 
     # Calls
 
-    def _served(self, name: str, work: Callable[[_Call], Awaitable[None]]) -> Any:
+    def _served(self, name: str, work: Callable[[GrpcCall], Awaitable[None]]) -> Any:
         async def served(_requests: Any, context: Any) -> None:
             begin, scope = time.perf_counter(), dict[str, Any]()
             try:
-                call = _Call(context)
+                call = GrpcCall(context)
                 if name not in PROBES:  # Those need no key.
                     call.identify(self.app.state.accounts)
                 scope["headrace.account"] = call.account
@@ -221,25 +220,25 @@ class GrpcPort:
 
     def _about(
         self, path: str, kind: str, field: str = "", *, named: bool = False
-    ) -> Callable[[_Call], Awaitable[None]]:
+    ) -> Callable[[GrpcCall], Awaitable[None]]:
         """Return a method that answers with the JSON of a route, or whether its status is 200.
         `field`: the one that a list fills; `named`: the path is the end of that of a model, which a
         message names."""
 
-        async def about(call: _Call) -> None:
+        async def about(call: GrpcCall) -> None:
             model = model_path(*read_named(await self._message(call))) if named else ""
             answer = await self._exchange(call, "POST" if field else "GET", model + path)
             if answer.status != 200 and not (kind == "Truth" and answer.status in (404, 503)):
                 await self._abort(call.context, answer.status, _error(answer))
             found: Any = {"truth": answer.status == 200}
             if kind != "Truth":
-                found = msgspec.json.decode(answer.body)
+                found = any_json(answer.body)
             message = TYPES.filled(kind, {field: found} if field else found)
             await call.context.write(message.SerializeToString())
 
         return about
 
-    async def _infer(self, call: _Call) -> None:
+    async def _infer(self, call: GrpcCall) -> None:
         async def write(answer: Answer) -> None:
             message = await self._message_of(answer)
             await self._write(call, message.SerializeToString())
@@ -248,7 +247,7 @@ class GrpcPort:
         if answer.status != 200:
             await self._abort(call.context, answer.status, _error(answer))
 
-    async def _stream(self, call: _Call) -> None:
+    async def _stream(self, call: GrpcCall) -> None:
         """Answer the requests of a stream in their order, each with its result or its error."""
 
         async def write(answer: Answer) -> None:
@@ -268,7 +267,7 @@ class GrpcPort:
                 name = answer.headers.get(_ID, "")
                 await self._write(call, stream_response(None, _error(answer).message, name))
 
-    async def _inferred(self, call: _Call, data: bytes, write: Write) -> Answer:
+    async def _inferred(self, call: GrpcCall, data: bytes, write: Write) -> Answer:
         """Run a program by a request."""
         BODY_SIZE.set(len(data))
         told = await self._service.hands.beside(read_call, data)
@@ -291,7 +290,7 @@ class GrpcPort:
 
     # Messages
 
-    async def _message(self, call: _Call, silent: float = 0.0) -> Any:
+    async def _message(self, call: GrpcCall, silent: float = 0.0) -> Any:
         """Read a message; None: there are no more. `silent`: seconds that a client may let pass
         before it sends one. Raises `Overloaded`, `RequestTimeout`."""
         seconds = silent or BODY_SECONDS + self._most / BODY_RATE
@@ -309,7 +308,7 @@ class GrpcPort:
             raise RequestTimeout("the call ended without a message")
         return data
 
-    async def _write(self, call: _Call, data: bytes) -> None:
+    async def _write(self, call: GrpcCall, data: bytes) -> None:
         """Send a message of an answer. gRPC cannot end a call whose client does not read, so such
         messages are bounded in bytes. Raises `Overloaded`."""
         self._unread.take(call.owner, len(data))
@@ -320,7 +319,7 @@ class GrpcPort:
 
     async def _exchange(
         self,
-        call: _Call,
+        call: GrpcCall,
         method: str,
         path: str,
         pieces: list[bytes] | None = None,
@@ -390,8 +389,8 @@ def _text(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
 def _error(answer: Answer) -> HeadraceError:
     """Return the error of an answer, in the form of KServe v2 or in OpenAI's."""
     said: Mapping[str, Any] = {}
-    with suppress(msgspec.DecodeError):
-        said = msgspec.json.decode(answer.body)
+    with suppress(Undecodable):
+        said = any_json(answer.body)
     if isinstance(said.get("error"), dict):
         said = {**said["error"], "error": said["error"].get("message")}
     error = HeadraceError(str(said.get("error") or f"status {answer.status}"))

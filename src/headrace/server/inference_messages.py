@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from ..base.errors import InvalidRequest
+from ..base.foreign import any_json
 from ..base.protobuf import MalformedMessage, MessageTypes
 from ..programs.rows import MOST_RANK
 from .tensors import DATATYPES, LENGTH_HEADER, MOST_NAME, MOST_TENSORS
@@ -189,7 +190,7 @@ def _elements(one: Any, shape: list[int], param: str) -> bytes:
 def infer_response(headers: Mapping[str, str], body: bytes) -> Any:
     """Return a `ModelInferResponse` from an answer with binary tensors."""
     at = int(headers.get(LENGTH_HEADER.lower(), len(body)))
-    head = msgspec.json.decode(body[:at])
+    head = any_json(body[:at])
     sizes: Iterable[int] = [
         one.get("parameters", {}).get("binary_data_size", 0) for one in head["outputs"]
     ]

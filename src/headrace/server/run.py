@@ -297,9 +297,8 @@ class ServerProcess:
         """Listen for gRPC, if it is wanted. Raises `OptionError`, `PackageAbsent`."""
         if self._options.grpc_port is None:
             return None
-        from .grpc_port import GrpcPort  # Local: others do without its imports.
-
-        port = GrpcPort(app)
+        # Others do without its imports.
+        port: GrpcPort = import_module("headrace.server.grpc_port").GrpcPort(app)
         await port.start()
         return port
 

@@ -49,7 +49,7 @@ class CaptureClock:
         return difference - min(self._older, self._newer)
 
 
-class MotionGate:
+class MotionFilter:
     """Whether a picture differs from the last one that passed."""
 
     def __init__(self, threshold: float, refresh: float) -> None:
@@ -83,7 +83,7 @@ def _brightness(pixels: Codes) -> Array:
         edges = np.linspace(0, pixels.shape[axis], min(CELLS, pixels.shape[axis]) + 1).astype(int)
         sums = np.add.reduceat(found, edges[:-1], axis, dtype=np.float64)
         found = sums / np.diff(edges).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
-    return np.mean(found, 2) / 255
+    return np.asarray(np.mean(found, 2) / 255)
 
 
 @dataclass(frozen=True, slots=True)

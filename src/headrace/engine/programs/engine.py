@@ -157,8 +157,7 @@ class ProgramEngine:
 
     async def test(self, program: ServedProgram) -> dict[str, object]:
         """Test a program, and scrub its bytes; tell how it went."""
-        guard = program.guard
-        assert guard is not None
+        guard: ProgramGuard = program.guard
         passed, whole = await guard.test(), await guard.scrub()
         return {"passed": passed, "whole": whole, "mode": guard.mode.name, "reason": guard.reason}
 

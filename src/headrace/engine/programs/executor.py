@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ...base.errors import (
     DeadlineMissed,
@@ -41,9 +41,6 @@ from ...sched.deadlines import (
 )
 from ...speech.program_voices import ProgramVoice
 from .prices import RunPrices
-
-if TYPE_CHECKING:
-    from .guard import ProgramGuard
 
 log = logging.getLogger("headrace.programs")
 
@@ -76,12 +73,13 @@ class ServedProgram:
         """Ends of its process since its last run."""
         self.restarts = 0
         self.restarting: asyncio.Task[None] | None = None
-        self.guard: ProgramGuard | None = None
+        self.guard: Any = None
+        """`ProgramGuard`, which imports this module; None: it is not guarded yet."""
 
     @property
     def serves(self) -> bool:
         """Whether its process serves, and its answers are trusted."""
-        return self.ready and (self.guard is None or self.guard.trusted)
+        return self.ready and (self.guard is None or bool(self.guard.trusted))
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
