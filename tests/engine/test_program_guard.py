@@ -160,6 +160,18 @@ async def test_tests_are_neither_counted_nor_measured(engine: ProgramEngine) -> 
     assert engine.programs["weighted"].prices.longest == 0
 
 
+async def test_a_test_that_is_too_long_beside_streams_is_left_out(engine: ProgramEngine) -> None:
+    guard = guard_of(engine)
+    guard._seconds = 5.0  # As it would be of a large program.
+    opened = await engine.open_stream(
+        engine.programs["double"], {"x": (1, 3)}, period=1.0, deadline=1.0
+    )
+    assert await guard.test() is None
+    assert guard.mode is Mode.NORMAL
+    engine.close_stream(opened.id, "", engine.programs["double"])
+    assert await guard.test()
+
+
 def test_misses_of_streams_degrade_and_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

@@ -27,6 +27,7 @@ from headrace.base.config import ServerOptions
 from headrace.base.shares import Shares
 from headrace.engine.programs.cameras import CaptureClock, MotionFilter
 from headrace.engine.programs.engine import ProgramEngine
+from headrace.engine.programs.files import program_files
 from headrace.programs import ProgramLimits
 from headrace.server import session as session_module
 from headrace.server.app import Application, create_app
@@ -437,6 +438,30 @@ async def test_a_session_has_so_many_cameras(engine: ProgramEngine) -> None:
             assert (await client.open(f"c{number}", period=10))["type"] == "camera.opened"
         refused = await client.open("more")
         assert refused["error"]["type"] == "overloaded_error"
+
+
+@pytest.mark.model
+async def test_a_camera_reads() -> None:
+    """The pipeline of the catalog: lines as `/v1/ocr` has them, with deadlines and no promise."""
+    font = pytest.importorskip("PIL.ImageFont").load_default(36)
+    page, data = image.new("RGB", (480, 120), "white"), io.BytesIO()
+    pytest.importorskip("PIL.ImageDraw").Draw(page).text((40, 40), "Gate 1187", "black", font=font)
+    page.save(data, "PNG")
+    reader = await ProgramEngine.start(program_files(["ocr-pp-v4"]), lanes=2)
+    try:
+        async with cameras(reader) as (app, client):
+            more = {"model": "ocr-pp-v4", "format": "picture", "period": 1.0}
+            refused = await client.open(**more, outputs=["y"])
+            assert "leave out format and outputs" in refused["error"]["message"]
+            opened = await client.open(**more, deadline=60)
+            assert (opened["type"], opened["admitted"]) == ("camera.opened", False)
+            await client.frame(data.getvalue())
+            answer = await client.event("camera.answer", "camera.failed")
+            assert [line["text"].replace(" ", "") for line in answer["lines"]] == ["Gate1187"]
+        while app.state.service.bodies.held:
+            await asyncio.sleep(0.01)
+    finally:
+        await reader.close()
 
 
 async def test_a_request_that_is_no_websocket(engine: ProgramEngine) -> None:

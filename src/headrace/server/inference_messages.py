@@ -112,20 +112,13 @@ def read_call(data: bytes) -> InferCall:
         # With a size too many the reader refuses the shape.
         shape = list(one.shape[: MOST_RANK + 1])
         if raw and one.HasField("contents"):
-            raise InvalidRequest(
-                "both contents and raw_input_contents; allowed is one", param=param
-            )
+            wrong = "both contents and raw_input_contents; allowed is one"
+            raise InvalidRequest(wrong, param=param)
         tensors.append(raw[place] if raw else _elements(one, shape, param))
         parameters = _parameters(one.parameters, f"{param}.parameters")
         parameters["binary_data_size"] = len(tensors[-1])
-        said.append(
-            {
-                "name": one.name,
-                "datatype": one.datatype,
-                "shape": shape,
-                "parameters": parameters,
-            }
-        )
+        tensor = {"name": one.name, "datatype": one.datatype, "shape": shape}
+        said.append({**tensor, "parameters": parameters})
     outputs = []
     for place, data in enumerate(message.outputs):
         asked = _parsed("InferRequestedOutputTensor", data)

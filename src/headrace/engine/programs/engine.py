@@ -148,11 +148,20 @@ class ProgramEngine:
         await guard.test()
         self._guards.append(self.tasks.keep(f"guard of {name}", guard.keep))
 
-    async def _tested(self, program: ServedProgram, feed: Feed) -> dict[str, Array]:
-        """Run a self-test."""
+    async def _tested(
+        self, program: ServedProgram, feed: Feed, seconds: float | None
+    ) -> dict[str, Array]:
+        """Run a self-test, which is refused if it is too long beside the streams."""
         key, last = shapes_of(program.confined.inputs, feed), self._loop.time() + TEST_LIMIT
         return await self.executor.run(
-            program, feed, key, seed=0, urgency=BATCH, deadline=last, owner=SELF_TEST
+            program,
+            feed,
+            key,
+            seed=0,
+            urgency=BATCH,
+            deadline=last,
+            owner=SELF_TEST,
+            seconds=seconds,
         )
 
     async def test(self, program: ServedProgram) -> dict[str, object]:

@@ -47,16 +47,19 @@ class ProgramGuard:
     def __init__(
         self,
         program: ServedProgram,
-        run: Callable[[Feed], Awaitable[dict[str, Array]]],
+        run: Callable[[Feed, float | None], Awaitable[dict[str, Array]]],
         count: Callable[[str, str], None],
     ) -> None:
-        """Watch over a program; `run` is for its self-tests. `count` gets `test` or `scrub`, and
+        """Watch over a program; `run` is for its self-tests, and gets
+        their seconds if they are known. `count` gets `test` or `scrub`, and
         how each ended."""
         self._program, self._run, self._count = program, run, count
         self.mode, self.reason, self.since = Mode.NORMAL, "", time.time()
         self._moved = self._scrubbed = self._noted = time.monotonic()
         self._missed, self._passes, self._whole = 0.0, 0, True
         self._woken = asyncio.Event()
+        self._seconds: float | None = None
+        """Least length of a self-test."""
         self._answer: str | None = None
         """Digest of the outputs that a self-test has to have; None: they are not repeatable, or its
         program does not run on made-up inputs."""
@@ -116,9 +119,13 @@ class ProgramGuard:
         return passed
 
     async def _tested(self) -> bool | None:
-        first = self._answer is None
+        first, found = self._answer is None, list[str]()
         try:
-            found = [_digest_of(await self._run(_inputs(self._program))) for _ in range(1 + first)]
+            for _ in range(1 + first):
+                begun = time.monotonic()
+                found.append(_digest_of(await self._run(_inputs(self._program), self._seconds)))
+                took = time.monotonic() - begun
+                self._seconds = min(took, self._seconds or took)
         except HeadraceError:
             return None  # Too long beside streams, or its process starts again.
         if first:
