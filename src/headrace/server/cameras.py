@@ -38,14 +38,13 @@ from .errors import error_body, internal_error
 from .generation import Usage
 from .program_fields import CameraBody
 from .protocol import SOCKET_BYTES
-from .reading import LIMITS
+from .reading import LIMITS, OcrRoutes
 from .session import SessionReply, read_messages
 from .socket import Socket
 from .tensors import shown
 from .wire import encode
 
 if TYPE_CHECKING:
-    from .inference import ProgramRoutes
     from .service import Service
 
 log = logging.getLogger("headrace.server")
@@ -99,12 +98,12 @@ class Frame:
 class CameraReply(SessionReply):
     """Response to a handshake."""
 
-    def __init__(self, service: Service, routes: ProgramRoutes, request: Any) -> None:
+    def __init__(self, service: Service, ocr: OcrRoutes, request: Any) -> None:
         super().__init__(service, request)
-        self._routes = routes
+        self._ocr = ocr
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, socket: Socket) -> bool:
-        session = CameraSession(self._service, self._routes, self._account, send, scope)
+        session = CameraSession(self._service, self._ocr, self._account, send, scope)
         return await session.run(receive, socket)
 
 
@@ -114,12 +113,12 @@ class CameraSession:
     def __init__(
         self,
         service: Service,
-        routes: ProgramRoutes,
+        ocr: OcrRoutes,
         account: Any,
         send: Send,
         scope: MutableMapping[str, Any],
     ) -> None:
-        self.service, self.routes, self.account = service, routes, account
+        self.service, self.ocr, self.account = service, ocr, account
         self._send, self._scope = send, scope
         self._sending = asyncio.Lock()
         self._number = 0
@@ -188,12 +187,12 @@ class CameraSession:
         if len(self._cameras) >= MOST_CAMERAS:
             raise Overloaded(f"a session has at most {MOST_CAMERAS} cameras")
         camera = self._cameras[body.camera] = Camera(self, body)
-        self.routes.engine.metrics.cameras.inc()
+        self.ocr.engine.metrics.cameras.inc()
         camera.begin()
 
     async def close(self, camera: Camera) -> None:
         del self._cameras[camera.name]
-        self.routes.engine.metrics.cameras.dec()
+        self.ocr.engine.metrics.cameras.dec()
         await camera.end()
 
 
@@ -204,8 +203,7 @@ class Camera:
         """Find its program. Raises `ModelNotFound`, and `InvalidRequest` for one that takes no
         picture."""
         self.name, self._body, self._session = body.camera, body, session
-        self._routes = routes = session.routes
-        self._engine = routes.engine
+        self._engine = session.ocr.engine
         self._deadline = body.deadline or body.period
         self._pipeline: OcrPipeline | None = None
         self._input: PictureInput | None = None
@@ -213,7 +211,7 @@ class Camera:
             if body.format == "tensor" or body.outputs:
                 wrong = f"{body.model} reads pictures and answers lines"
                 raise InvalidRequest(f"{wrong}; leave out format and outputs", param="format")
-            self._pipeline = routes.ocr.find(body.model)
+            self._pipeline = session.ocr.find(body.model)
         else:
             self._program = self._engine.find(body.model)
             self._input = PictureInput.of(
@@ -368,7 +366,7 @@ class Camera:
         if not await service.hands.run(self._motion.passes, pixels, frame.received, large=True):
             return None
         if self._pipeline is not None:
-            lines = await self._routes.ocr.lines(
+            lines = await self._session.ocr.lines(
                 self._pipeline, lambda: picture, urgency=INTERACTIVE, timeout=self._left(frame)
             )
             return {"lines": lines}

@@ -136,7 +136,7 @@ class ProgramRoutes:
 
     def cameras(self, request: Request) -> Response:
         """Open a session of cameras."""
-        return CameraReply(self.service, self, request)
+        return CameraReply(self.service, self.ocr, request)
 
     def close_stream(self, name: str, stream: str) -> None:
         self.engine.close_stream(stream, CALLER.get().owner, self.find(name))

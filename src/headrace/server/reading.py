@@ -36,13 +36,13 @@ class OcrRoutes:
     """The pipelines of one server that read pictures."""
 
     def __init__(self, service: Service, engine: ProgramEngine) -> None:
-        self._service, self._engine = service, engine
+        self._service, self.engine = service, engine
         self._pipelines: dict[str, OcrPipeline] = {}
 
     def find(self, name: str | None) -> OcrPipeline:
         """Return a pipeline; without a name the only one. Raises `ModelNotFound`,
         `InvalidRequest`, and `UnsupportedModel` if its programs are no PP-OCR."""
-        programs = self._engine.programs
+        programs = self.engine.programs
         names = pipeline_names(programs)
         if not names:
             raise InvalidRequest(
@@ -104,7 +104,7 @@ class OcrRoutes:
         """Read a picture's lines in a job. `timeout`: seconds to its deadline; `prepare`: work
         after which `picture` is there. Raises as `ProgramJobs.begun` and `OcrPipeline.read`."""
         owner = CALLER.get().owner
-        begun = self._engine.jobs.begun(
+        begun = self.engine.jobs.begun(
             pipeline.name, urgency=urgency, timeout=timeout, owner=owner, prepare=prepare
         )
         async with begun as job:
