@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from pathlib import Path
 
 import pytest
 
-from headrace.base.systemd import notify
+from headrace.base.systemd import keep_alive, notify
 
 
 def channel(address: str) -> socket.socket:
@@ -51,3 +52,32 @@ def test_a_reader_that_does_not_read_holds_nobody(
     with channel(path):
         for _ in range(2000):
             notify("READY=1")
+
+
+async def test_signs_of_life_come_while_it_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", path)
+    monkeypatch.setenv("WATCHDOG_USEC", "150000")
+    lives = True
+    with channel(path) as told:
+        told.setblocking(False)
+        task = asyncio.create_task(keep_alive(lambda: lives))
+        loop = asyncio.get_running_loop()
+        for _ in range(3):
+            async with asyncio.timeout(10):
+                assert await loop.sock_recv(told, 99) == b"WATCHDOG=1"
+        lives = False
+        await asyncio.sleep(0.1)
+        while True:
+            try:
+                told.recv(99)
+            except BlockingIOError:
+                break
+        await asyncio.sleep(0.2)
+        with pytest.raises(BlockingIOError):
+            told.recv(99)
+        task.cancel()
+        monkeypatch.setenv("WATCHDOG_USEC", "")
+        await asyncio.wait_for(keep_alive(lambda: True), 10)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import fault_gateway
+import fault_programs
 import fault_rows
 import fault_servers
 import mutate
@@ -62,7 +63,8 @@ async def rows(pattern: str, folder: Path) -> list[Row]:
         with fault_rows.place(folder, runs=RUNS) as place:
             for name in names:
                 note(name, await table[name](place))
-    for name, fault in (fault_servers.QUICK | fault_servers.SLOW | fault_gateway.QUICK).items():
+    own = fault_servers.QUICK | fault_servers.SLOW | fault_gateway.QUICK | fault_programs.QUICK
+    for name, fault in own.items():
         if fnmatch.fnmatch(name, pattern):
             note(name, await fault(folder))
     return done

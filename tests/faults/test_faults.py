@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fault_gateway
+import fault_programs
 import fault_rows
 import fault_servers
 import pytest
@@ -33,7 +34,7 @@ def test_a_fault(server: fault_rows.Place, name: str) -> None:
     assert row.facts["after"] == "answered"
 
 
-OWN = fault_servers.QUICK | fault_gateway.QUICK
+OWN = fault_servers.QUICK | fault_gateway.QUICK | fault_programs.QUICK
 
 
 @pytest.mark.parametrize("name", OWN)

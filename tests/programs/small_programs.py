@@ -59,6 +59,24 @@ def double(*dims: int | str | None) -> bytes:
     )
 
 
+def summing() -> bytes:
+    """y = the sum of all x so far, a state."""
+    return model(
+        [node("Add", "state x", "stateN"), node("Identity", "stateN", "y")],
+        [port("x", [1, 2]), port("state", [1, 2])],
+        [port("y", [1, 2]), port("stateN", [1, 2])],
+    )
+
+
+def logarithm() -> bytes:
+    """y = log(x), n = the same as an integer."""
+    return model(
+        [node("Log", "x", "y"), node("Cast", "y", "n", to=INT64)],
+        [port("x", ["n"], FLOAT)],
+        [port("y", ["n"]), port("n", ["n"], INT64)],
+    )
+
+
 def one_long_node() -> bytes:
     """One node that no flag can stop: with a picture of 2,000 by 2,000 it takes hours."""
     size = 2001

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from route_servers import Mock, mocks, on_the_loop_of_servers
 
 from headrace.base.errors import HeadraceError, OptionError, PackageAbsent, TooLarge
+from headrace.base.protobuf import MalformedMessage
 from headrace.base.text_prefixes import text_prefixes
 from headrace.engine.simulator.routing import ROUTERS
 from headrace.route import envoy_messages, ext_proc, picker
 from headrace.route.asked import MAX_BODY
-from headrace.route.envoy_messages import MalformedMessage
 from headrace.route.ext_proc import BodyMode, Part
 from headrace.route.gateway import Gateway
 from headrace.route.picker import Picked, Picker
@@ -548,7 +548,7 @@ def test_without_its_packages_it_says_what_to_install(
     absent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, absent, None)
-    envoy_messages._classes.cache_clear()
+    envoy_messages.TYPES.forget()
     with pytest.raises(PackageAbsent, match="pip install"):
         Picker(gateway_of(1))
 

@@ -19,7 +19,7 @@ from processes import Running, headrace, running
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "programs"))
 from server_fake import FakeEngine
-from small_programs import FLOAT, INT64, double, endless, model, node, port
+from small_programs import double, endless, logarithm, summing
 
 from headrace.base.config import EngineOptions, ServerOptions
 from headrace.base.errors import InvalidRequest, OptionError
@@ -35,24 +35,6 @@ from headrace.server.tensors import LENGTH_HEADER
 
 triton = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
 utils = pytest.importorskip("tritonclient.utils")
-
-
-def summing() -> bytes:
-    """y = the sum of all x so far, a state."""
-    return model(
-        [node("Add", "state x", "stateN"), node("Identity", "stateN", "y")],
-        [port("x", [1, 2]), port("state", [1, 2])],
-        [port("y", [1, 2]), port("stateN", [1, 2])],
-    )
-
-
-def logarithm() -> bytes:
-    """y = log(x), n = the same as an integer."""
-    return model(
-        [node("Log", "x", "y"), node("Cast", "y", "n", to=INT64)],
-        [port("x", ["n"], FLOAT)],
-        [port("y", ["n"]), port("n", ["n"], INT64)],
-    )
 
 
 FILES = {"double": double("n", 3), "sum": summing(), "log": logarithm(), "loop": endless()}

@@ -278,6 +278,12 @@ class ServerOptions:
     program_lanes: int | None = option(
         None, "Runs of programs at a time; none: one for each processor.", low=1, high=256
     )
+    grpc_port: int | None = option(
+        None,
+        "Port of KServe v2 over gRPC, at the address of the other; none: it is not served.",
+        low=0,
+        high=65535,
+    )
     otlp_endpoint: str | None = option(
         None, "OpenTelemetry collector for traces, as in http://host:4318; none: no traces."
     )

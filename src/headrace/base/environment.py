@@ -54,6 +54,12 @@ def notify_socket() -> str:
     return os.environ.get("NOTIFY_SOCKET", "")
 
 
+def watchdog_seconds() -> float:
+    """Return the seconds within which systemd expects a sign of life; 0: it expects none."""
+    text = os.environ.get("WATCHDOG_USEC", "")
+    return int(text) / 1e6 if text.isdecimal() else 0.0
+
+
 def debug() -> bool:
     """Return whether tracebacks are shown instead of one clear line."""
     return os.environ.get("HEADRACE_DEBUG") == "1"

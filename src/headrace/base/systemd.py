@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
+from collections.abc import Callable
 
-from .environment import notify_socket
+from .environment import notify_socket, watchdog_seconds
 
 log = logging.getLogger("headrace.systemd")
 
@@ -23,3 +25,12 @@ def notify(*lines: str) -> None:
             channel.send("\n".join(line.replace("\n", " ") for line in lines).encode())
     except OSError as error:
         log.warning("systemd was not told", extra={"state": lines[0], "reason": str(error)})
+
+
+async def keep_alive(alive: Callable[[], bool]) -> None:
+    """Give the signs of life that systemd expects (`WatchdogSec`), while `alive`. An event loop
+    that hangs gives none."""
+    while seconds := watchdog_seconds():
+        if alive():
+            notify("WATCHDOG=1")
+        await asyncio.sleep(seconds / 3)

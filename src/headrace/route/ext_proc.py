@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from ..base.protobuf import MalformedMessage
 from ..server.protocol import MAX_HEAD, HeadTooLarge
-from .envoy_messages import MalformedMessage, new, parsed
+from .envoy_messages import new, parsed
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 ENDPOINT = "x-gateway-destination-endpoint"

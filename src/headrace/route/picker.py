@@ -20,16 +20,17 @@ from typing import Any
 
 from ..base.errors import HeadraceError, OptionError, TooLarge
 from ..base.extras import needed
+from ..base.protobuf import MalformedMessage
 from ..server.caller import BODY_SIZE, CALLER, Caller
 from ..server.errors import error_body, error_headers
+from ..server.grpc_tls import Certificates
 from ..server.paths import versioned
 from ..server.protocol import BODY_RATE, BODY_SECONDS
 from ..server.wire import encode
 from . import ext_proc
-from .envoy_messages import MalformedMessage, new
+from .envoy_messages import new
 from .ext_proc import BodyMode, Part, Processing
 from .gateway import ELSEWHERE, Gateway
-from .picker_tls import Certificates
 from .replica import Replica
 
 log = logging.getLogger("headrace.route")
@@ -209,7 +210,8 @@ class Picker:
             if tls is None:
                 self.port = server.add_insecure_port(address)
             else:
-                credentials = Certificates(grpc, tls, clients).credentials()
+                keys = tls / "tls.key", tls / "tls.crt"
+                credentials = Certificates(grpc, *keys, clients).credentials()
                 self.port = server.add_secure_port(address, credentials)
         except OSError as error:
             fault = f"cannot read {error.filename}"

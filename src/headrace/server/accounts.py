@@ -117,6 +117,15 @@ class Account:
         self.in_work += 1
         self.totals.requests += 1
 
+    def count(self) -> None:
+        """Count one more request of a session that is in work. Raises `RateLimited`."""
+        if self._requests is not None and (wait := self._requests.wait(1)):
+            raise self._refuse(f"{self.key.requests_per_minute} requests per minute", wait)
+        self.check_tokens()
+        if self._requests is not None:
+            self._requests.take(1)
+        self.totals.requests += 1
+
     def leave(self, usage: Usage | None) -> None:
         self.in_work -= 1
         if usage is not None:

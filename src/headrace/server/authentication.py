@@ -60,7 +60,7 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self.accounts is not None and not is_open(scope["path"]):
             try:
-                account = self._caller(scope)
+                account = account_of(self.accounts, scope, operator=self.operator)
             except HeadraceError as error:
                 self.refused(error)
                 reply = refusal(scope["path"], error)
@@ -75,22 +75,24 @@ class Authentication:
             return
         await self.app(scope, receive, send)
 
-    def _caller(self, scope: Scope) -> Account:
-        assert self.accounts is not None
-        headers = Headers(scope=scope)
-        kind, _, secret = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not secret:
-            secret = headers.get("x-api-key", "")
-        if not secret and "headrace.socket" in scope:
-            secret = _offered(scope["headrace.socket"].subprotocols)
-        if not secret:
-            raise Unauthorised("an API key is needed: Authorization: Bearer …")
-        account = self.accounts.find(secret.strip())
-        if account is None:
-            raise Unauthorised("this API key is not known here")
-        if (self.operator or scope["path"] in OPERATOR) and account.key.role != "operator":
-            raise Forbidden("this route is the operator's")
-        return account
+
+def account_of(accounts: Accounts, scope: Scope, *, operator: bool = False) -> Account:
+    """Return the caller's account. `operator`: all routes of this application are the operator's.
+    Raises `Unauthorised`, `Forbidden`."""
+    headers = Headers(scope=scope)
+    kind, _, secret = headers.get("authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not secret:
+        secret = headers.get("x-api-key", "")
+    if not secret and "headrace.socket" in scope:
+        secret = _offered(scope["headrace.socket"].subprotocols)
+    if not secret:
+        raise Unauthorised("an API key is needed: Authorization: Bearer …")
+    account = accounts.find(secret.strip())
+    if account is None:
+        raise Unauthorised("this API key is not known here")
+    if (operator or scope["path"] in OPERATOR) and account.key.role != "operator":
+        raise Forbidden("this route is the operator's")
+    return account
 
 
 def _offered(subprotocols: list[str]) -> str:

@@ -17,6 +17,7 @@ from ..programs.onnx import Port
 from ..sched.deadlines import CLASSES
 from .body import MOST, read_body
 from .caller import CALLER, RECEIVE
+from .cameras import CameraReply
 from .connection import while_connected
 from .errors import UnsupportedMediaType
 from .generation import Usage
@@ -44,7 +45,8 @@ class ProgramRoutes:
 
     def __init__(self, service: Service, engine: ProgramEngine) -> None:
         self.service, self.engine = service, engine
-        self.read = OcrRoutes(service, engine).read
+        self.ocr = OcrRoutes(service, engine)
+        self.read = self.ocr.read
 
     def find(self, name: str, version: str | None = None) -> ServedProgram:
         """Return a program. Raises `NotFound` for another name or version."""
@@ -131,6 +133,10 @@ class ProgramRoutes:
             owner=CALLER.get().owner,
         )
         return _told(await while_connected(request.receive, work))
+
+    def cameras(self, request: Request) -> Response:
+        """Open a session of cameras."""
+        return CameraReply(self.service, self.ocr, request)
 
     def close_stream(self, name: str, stream: str) -> None:
         self.engine.close_stream(stream, CALLER.get().owner, self.find(name))

@@ -3,7 +3,7 @@ import them too."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -38,3 +38,27 @@ class OcrBody(Body):
     urgency: Literal["interactive", "batch"] | None = Field(
         None, alias="class", description="Default interactive; batch comes last."
     )
+
+
+Three = Annotated[list[float], Field(min_length=3, max_length=3)]
+
+
+class CameraBody(Body):
+    """A camera that is opened in a session."""
+
+    camera: str = Field(min_length=1, max_length=64, description="Its name.")
+    model: str = Field(description="A program that takes one picture, or a pipeline that reads.")
+    period: float = Field(gt=0, le=60, description="Seconds from one frame to the next.")
+    deadline: float | None = Field(
+        None, gt=0, le=60, description="Seconds from a frame to its answer; null: the period."
+    )
+    format: Literal["picture", "tensor"] = "picture"
+    motion: float = Field(0.0, ge=0, le=1)
+    refresh: float = Field(1.0, gt=0, le=5)
+    lost_after: float | None = Field(None, gt=0, le=60)
+    size: list[int] | None = Field(None, min_length=2, max_length=2)
+    scale: float | None = Field(None, gt=0, le=1e6)
+    mean: Three = Field(default_factory=lambda: [0.0] * 3)
+    std: Three = Field(default_factory=lambda: [1.0] * 3)
+    channels: Literal["rgb", "bgr"] = "rgb"
+    outputs: list[str] | None = Field(None, min_length=1, max_length=64)

@@ -45,10 +45,10 @@ PROBE_CONNECTIONS = 16
 PROBE_SECONDS = 2.0
 """Seconds in which the headers on such a connection must be complete."""
 _PROBES = frozenset(path.encode() for path in HEALTH)
-REALTIME = b"/v1/realtime"
-"""Only path that serves a websocket."""
+SOCKETS = frozenset({b"/v1/realtime", b"/v1/cameras"})
+"""Paths that serve a websocket."""
 SOCKET_BYTES = 2**20
-"""Largest message of a client, in bytes: 16 seconds of 24 kHz in base64."""
+"""Largest message of a client, in bytes: 16 seconds of 24 kHz in base64, a picture of a camera."""
 _UPGRADES = (b"upgrade", b"http2-settings", b"connection")
 
 _REASONS = {
@@ -262,7 +262,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether the headers request a websocket that is available here."""
         return (
             self.parser.get_method() == b"GET"
-            and self.url.partition(b"?")[0] == REALTIME
+            and self.url.partition(b"?")[0] in SOCKETS
             and not self._spare
             and all(cycle.response_complete for cycle in self._cycles)
             and self._should_upgrade()

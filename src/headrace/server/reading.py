@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -35,13 +36,13 @@ class OcrRoutes:
     """The pipelines of one server that read pictures."""
 
     def __init__(self, service: Service, engine: ProgramEngine) -> None:
-        self._service, self._engine = service, engine
+        self._service, self.engine = service, engine
         self._pipelines: dict[str, OcrPipeline] = {}
 
     def find(self, name: str | None) -> OcrPipeline:
         """Return a pipeline; without a name the only one. Raises `ModelNotFound`,
         `InvalidRequest`, and `UnsupportedModel` if its programs are no PP-OCR."""
-        programs = self._engine.programs
+        programs = self.engine.programs
         names = pipeline_names(programs)
         if not names:
             raise InvalidRequest(
@@ -75,24 +76,41 @@ class OcrRoutes:
             nonlocal picture
             picture = await service.decoders.run(decode_picture, data, rule, LIMITS, "image")
 
-        begun = self._engine.jobs.begun(
-            pipeline.name,
+        lines = await self.lines(
+            pipeline,
+            lambda: picture,
             urgency=CLASSES[body.urgency or "interactive"],
             timeout=math.inf if body.timeout is None else body.timeout,
-            owner=CALLER.get().owner,
             prepare=decode,
         )
-        async with begun as job:
-            # A small file may have a large picture.
-            lines = await pipeline.read(job, picture, partial(service.hands.run, large=True))
         return {
             "object": "ocr",
             "model": pipeline.name,
             "width": picture.width,
             "height": picture.height,
-            "text": "\n".join(one.text for one in lines),
-            "lines": [asdict(one) for one in lines],
+            "text": "\n".join(one["text"] for one in lines),
+            "lines": lines,
         }
+
+    async def lines(
+        self,
+        pipeline: OcrPipeline,
+        picture: Callable[[], Picture],
+        *,
+        urgency: int,
+        timeout: float,
+        prepare: Callable[[], Awaitable[None]] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Read a picture's lines in a job. `timeout`: seconds to its deadline; `prepare`: work
+        after which `picture` is there. Raises as `ProgramJobs.begun` and `OcrPipeline.read`."""
+        owner = CALLER.get().owner
+        begun = self.engine.jobs.begun(
+            pipeline.name, urgency=urgency, timeout=timeout, owner=owner, prepare=prepare
+        )
+        async with begun as job:
+            # A small file may have a large picture.
+            beside = partial(self._service.hands.run, large=True)
+            return [asdict(one) for one in await pipeline.read(job, picture(), beside)]
 
 
 def picture_bytes(text: str) -> bytes:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from ..base.config import ServerOptions
 from ..base.errors import OptionError
-from ..base.systemd import notify
+from ..base.systemd import keep_alive, notify
 from ..engine.preload import collector_paused
 from ..obs.collector import collect_when_idle
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..engine.programs.engine import ProgramEngine
     from .accounts import Accounts
     from .app import Application
+    from .grpc_port import GrpcPort
     from .kept import Life
     from .served_profile import ServedProfile
     from .service import Service
@@ -145,8 +146,11 @@ class ServerProcess:
         options.verify()
         if any(hears[:1]) and options.files:
             raise OptionError("a speech model has no batches, so it takes no files", param="files")
-        self._sockets_wanted = any(hears) or options.operator_port is not None
-        """Whether a model may transcribe live: an operator may load one that does."""
+        self._sockets_wanted = (
+            any(hears) or options.operator_port is not None or options.programs is not None
+        )
+        """Whether a model may transcribe live (an operator may load one that does), or programs
+        may have cameras."""
         self._start_programs = start_programs
         self._programs: ProgramEngine | None = None
         self._life = life
@@ -211,6 +215,7 @@ class ServerProcess:
                 )
                 for each in apps
             ]
+            grpc = await self._grpc(app)
         except BaseException:
             await _given_up(starting)
             raise
@@ -223,6 +228,7 @@ class ServerProcess:
         keep = service.tasks.keep
         habits = [
             keep("ledger", partial(self._keep_ledger, app)),
+            keep("watchdog", partial(keep_alive, lambda: service.health()[1])),
             keep("collector", partial(collect_when_idle, lambda: bool(service.in_work))),
         ]
         if tls is not None:
@@ -248,6 +254,8 @@ class ServerProcess:
                 gc.freeze()
                 service.loop.longest = 0.0  # The start itself delays no client.
                 self._ready(sockets, engine, time.perf_counter() - begin)
+                if grpc is not None:
+                    self._announce(f"grpc: {grpc.address}")
                 await self._until_stopped(http)
             if app.state.batches is not None:
                 service.draining = True
@@ -262,6 +270,8 @@ class ServerProcess:
                     await asyncio.wait_for(service.idle(), LAST_WORDS)
             for server in servers:
                 server.should_exit = True
+            if grpc is not None:
+                await grpc.stop(LAST_WORDS)
             await asyncio.wait({http})
             for habit in habits:
                 habit.cancel()
@@ -282,6 +292,15 @@ class ServerProcess:
             if service.spans is not None:
                 await asyncio.to_thread(service.spans.close)
         return 128 + signal.SIGINT if self._signal == signal.SIGINT else 0
+
+    async def _grpc(self, app: Application) -> GrpcPort | None:
+        """Listen for gRPC, if it is wanted. Raises `OptionError`, `PackageAbsent`."""
+        if self._options.grpc_port is None:
+            return None
+        # Others do without its imports.
+        port: GrpcPort = import_module("headrace.server.grpc_port").GrpcPort(app)
+        await port.start()
+        return port
 
     async def _started(self) -> Engine:
         """Start the programs, if there are any, and then the engine."""

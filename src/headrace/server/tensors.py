@@ -7,6 +7,7 @@ before it is allocated: sizes are those of the body, never those that a shape cl
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -228,6 +229,16 @@ def write_outputs(
     said |= {"id": request.id} if request.id else {}
     head = msgspec.json.encode(said)
     return b"".join([head, *blobs]), len(head) if blobs else None
+
+
+def shown(name: str, array: Array, most: int) -> dict[str, Any]:
+    """Return an output for JSON: its elements as numbers if JSON holds them and there are at most
+    `most`, else its bytes in base64."""
+    told = {"name": name, "datatype": _NAMES[array.dtype.name], "shape": list(array.shape)}
+    if array.size <= most and not _unfit(array):
+        return {**told, "data": array.reshape(-1).tolist()}
+    data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return {**told, "base64": base64.b64encode(data).decode()}
 
 
 def _unfit(array: Array) -> str:

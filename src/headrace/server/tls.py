@@ -20,7 +20,7 @@ TOLD_SECONDS = 60.0
 """Least time between two log lines about handshakes that fail for one reason."""
 PLAIN = "HTTP_REQUEST"
 """OpenSSL's reason if a client does not speak TLS at all, but HTTP."""
-_CRL = b"-----BEGIN X509 CRL-----"
+CRL = b"-----BEGIN X509 CRL-----"
 
 
 class _Newest(ssl.SSLContext):
@@ -113,7 +113,7 @@ class Tls:
             context.verify_mode = ssl.CERT_REQUIRED
             try:
                 context.load_verify_locations(self._clients)
-                if _CRL in self._clients.read_bytes():
+                if CRL in self._clients.read_bytes():
                     context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
             except (OSError, ssl.SSLError) as error:
                 raise OptionError(

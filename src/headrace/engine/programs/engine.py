@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,8 @@ from ...sched.deadlines import BATCH, INTERACTIVE, REALTIME, AdmittedStream, Per
 from ...speech.program_voices import open_program_voice
 from ..clients.face import Health
 from ..clients.speaking import SpeakingMetrics
-from .executor import ProgramExecutor, ProgramRun, ServedProgram
+from .executor import SELF_TEST, ProgramExecutor, ProgramRun, ServedProgram
+from .guard import ProgramGuard
 from .jobs import ProgramJobs
 from .metrics import ProgramMetrics
 from .sequences import Key, ProgramSequence, Sequences, unknown
@@ -44,6 +46,8 @@ WARM_RUNS = 5
 MOST_STREAMS = 256
 SILENT_PERIODS, SILENT_SECONDS = 10, 10.0
 """Periods, and seconds, without a run after which a stream is taken to have ended."""
+TEST_LIMIT = 10.0
+"""Seconds to the deadline of a self-test."""
 MARGIN = 1.1
 """Length of a stream's run, relative to the longest that was measured."""
 
@@ -95,6 +99,7 @@ class ProgramEngine:
         self._loop = asyncio.get_running_loop()
         self._silence: asyncio.TimerHandle | None = None
         self._draining = False
+        self._guards: list[asyncio.Task[None]] = []
 
     @classmethod
     async def start(
@@ -138,6 +143,32 @@ class ProgramEngine:
             raise
         self.programs[name] = program = ServedProgram(name, confined, voice)
         self.executor.add(program)
+        noted, tested = partial(self.metrics.guarded, name), partial(self._tested, program)
+        program.guard = guard = ProgramGuard(program, tested, noted)
+        await guard.test()
+        self._guards.append(self.tasks.keep(f"guard of {name}", guard.keep))
+
+    async def _tested(
+        self, program: ServedProgram, feed: Feed, seconds: float | None
+    ) -> dict[str, Array]:
+        """Run a self-test, which is refused if it is too long beside the streams."""
+        key, last = shapes_of(program.confined.inputs, feed), self._loop.time() + TEST_LIMIT
+        return await self.executor.run(
+            program,
+            feed,
+            key,
+            seed=0,
+            urgency=BATCH,
+            deadline=last,
+            owner=SELF_TEST,
+            seconds=seconds,
+        )
+
+    async def test(self, program: ServedProgram) -> dict[str, object]:
+        """Test a program, and scrub its bytes; tell how it went."""
+        guard: ProgramGuard = program.guard
+        passed, whole = await guard.test(), await guard.scrub()
+        return {"passed": passed, "whole": whole, "mode": guard.mode.name, "reason": guard.reason}
 
     @property
     def model_name(self) -> str:
@@ -157,7 +188,11 @@ class ProgramEngine:
         return found
 
     def _ended(self, run: ProgramRun, outcome: str, waited: float, seconds: float) -> None:
+        if run.owner == SELF_TEST:
+            return
         name, metrics = run.program.name, self.metrics
+        if run.program.guard is not None:
+            run.program.guard.note(run, outcome)
         metrics.runs.labels(name, outcome).inc()
         metrics.waited.labels(name).observe(waited)
         if seconds:
@@ -325,14 +360,20 @@ class ProgramEngine:
 
     def health(self) -> Health:
         """Ready while a program is; a process that ends is replaced, so it stays alive."""
-        down = [one.name for one in self.programs.values() if not one.ready]
+        down = [one.name for one in self.programs.values() if not one.serves]
         ready = not self._draining and len(down) < len(self.programs)
-        reason = "shutting down" if self._draining else f"{', '.join(down)}: starting again"
+        reason = (
+            "shutting down"
+            if self._draining
+            else f"{', '.join(down)}: starting again, or in safe mode"
+        )
         return Health(ready=ready, alive=True, reason="" if ready else reason, retry_after=2.0)
 
     async def close(self, drain_seconds: float = 0.0) -> None:
         """Refuse new runs and end the processes."""
         self._draining = True
+        for guard in self._guards:
+            guard.cancel()
         if self._silence is not None:
             self._silence.cancel()
         self.jobs.close()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from ...base.errors import (
     DeadlineMissed,
@@ -48,6 +49,8 @@ MOST_WAITING = 1024
 QUICK_DEATHS = 2
 """Ends of a program's process, without a run in between, after which its runs wait no more."""
 LONGEST_PAUSE = 30.0
+SELF_TEST = "\0self-test"
+"""Owner of runs that test a program: they are neither counted nor measured, nor refused."""
 LATELY = 60.0
 """Seconds after which shapes that no longer run do not keep a stream out."""
 
@@ -70,6 +73,13 @@ class ServedProgram:
         """Ends of its process since its last run."""
         self.restarts = 0
         self.restarting: asyncio.Task[None] | None = None
+        self.guard: Any = None
+        """`ProgramGuard`, which imports this module; None: it is not guarded yet."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether its process serves, and its answers are trusted."""
+        return self.ready and (self.guard is None or bool(self.guard.trusted))
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -82,6 +92,8 @@ class ProgramRun(TimedWork):
     seed: int
     owner: str
     future: asyncio.Future[Result]
+    due: float = 0.0
+    """Seconds from release to deadline of its stream."""
     priced: Collection[tuple[ServedProgram, Shapes]] = ()
     """Runs of its job whose expected lengths are in `rest`, or were."""
     repeated: bool = False
@@ -165,10 +177,11 @@ class ProgramExecutor:
         admitted: AdmittedStream | None = None,
         owner: str = "",
         part: JobPart | None = None,
+        seconds: float | None = None,
     ) -> Result:
         """Run a program on inputs that fit it. `deadline` and `release`, before which it has no
         real time: times of the event loop's clock; `admitted`: the stream that the run is one of;
-        `part`: its place in a job.
+        `part`: its place in a job; `seconds`: its length, if it is not that of such shapes.
 
         Raises `DeadlineMissed`, `RunStopped`, `Overloaded`, `EngineDead`, and the run's own errors.
         A caller that is cancelled takes its run back, or has it stopped.
@@ -180,10 +193,11 @@ class ProgramExecutor:
             urgency=urgency if release <= now else BATCH,
             deadline=deadline,
             release=release if release > now else -math.inf,
-            seconds=program.prices.usual(shapes),
+            seconds=program.prices.usual(shapes) if seconds is None else seconds,
             rest=0.0 if part is None else part.rest,
             priced=() if part is None else part.priced,
             lane=None if admitted is None else admitted.lane,
+            due=0.0 if admitted is None else admitted.stream.due,
             program=program,
             feed=feed,
             shapes=shapes,
@@ -221,6 +235,8 @@ class ProgramExecutor:
         program = run.program
         if not program.ready and program.deaths > QUICK_DEATHS:
             raise EngineDead(f"{program.name} ends its process; it starts again", retry_after=5.0)
+        if program.guard is not None and run.owner != SELF_TEST:
+            program.guard.check(run)
         if error := self._too_long(run):
             raise error
 
@@ -298,13 +314,15 @@ class ProgramExecutor:
         program.deaths = 0
         run, seconds = busy.run, self._loop.time() - busy.begun
         if not isinstance(result, HeadraceError):
-            program.prices.observe(run.shapes, seconds, self._loop.time())
+            if run.owner != SELF_TEST:
+                program.prices.observe(run.shapes, seconds, self._loop.time())
             if self._loop.time() <= run.deadline:
                 self._end(run, result, "run", seconds)
             else:
                 self._end(run, _overran(seconds), "missed_running", seconds)
         elif isinstance(result, RunStopped) and busy.cause != "time" and result.code == "time":
-            program.prices.exceeded(run.shapes, seconds, self._loop.time())
+            if run.owner != SELF_TEST:
+                program.prices.exceeded(run.shapes, seconds, self._loop.time())
             if busy.cause == "streams":
                 self._end(run, _cut(seconds), "blocks_streams", seconds)
             else:

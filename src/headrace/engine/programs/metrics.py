@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -49,7 +49,29 @@ class ProgramMetrics(Collector):
         self.job = histogram(
             "headrace_program_job_seconds", "From a job's request to its answer.", ["model_name"]
         )
+        self.frames = counter(
+            "headrace_camera_frames",
+            "Frames of cameras by what became of them: run, still, dropped for a newer one, or the "
+            "code of an error.",
+            ["model_name", "outcome"],
+        )
+        self.age = histogram(
+            "headrace_camera_age_seconds", "Age of a frame at its answer.", ["model_name"]
+        )
+        self.losses = counter(
+            "headrace_camera_losses", "Times that a camera sent nothing.", ["model_name"]
+        )
+        self.cameras = Gauge("headrace_cameras", "Open cameras.", registry=self.registry)
+        self._tests = counter(
+            "headrace_program_tests",
+            "Self-tests of programs, and scrubs of their bytes, by how they ended.",
+            ["model_name", "kind", "outcome"],
+        )
         self.registry.register(self)
+
+    def guarded(self, name: str, kind: str, outcome: str) -> None:
+        """Count a test or a scrub of a program."""
+        self._tests.labels(name, kind, outcome).inc()
 
     def collect(self) -> Iterator[Metric]:
         engine = self._engine
@@ -70,6 +92,7 @@ class ProgramMetrics(Collector):
         for name, words, read in (
             ("worst_seconds", "Longest run of late.", lambda one: one.prices.longest),
             ("ready", "1 while its process serves.", lambda one: float(one.ready)),
+            ("mode", "0: normal, 1: degraded, 2: safe.", lambda one: float(one.guard.mode)),
             ("restarts", "Processes begun after the first.", lambda one: one.restarts),
         ):
             family = GaugeMetricFamily(f"headrace_program_{name}", words, labels=["model_name"])

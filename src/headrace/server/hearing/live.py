@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Message, Receive, Send
 
-from ...base.errors import HeadraceError, InvalidRequest, Overloaded
+from ...base.errors import HeadraceError, InvalidRequest
 from ...base.foreign import Undecodable, any_json
 from ...engine.hearing.engine import Hearing, HearingEngine
 from ...engine.hearing.records import HeardSegment, HearOptions
@@ -26,7 +26,8 @@ from ...obs.tasks import TaskWatch
 from ..access import log_exchange
 from ..caller import CALLER
 from ..errors import internal_error
-from ..socket import GOING_AWAY, Socket
+from ..session import read_messages
+from ..socket import Socket
 from . import answers
 from .pcm import LATE, Intake, decoded, floats
 from .session_fields import LOGPROBS, SessionFields, of_beta
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from ..accounts import Account
     from ..service import Service
 
-IDLE_SECONDS = 300.0
-"""Seconds without a client event after which a session ends."""
 UTTERANCE_SECONDS = 28.0
 """Seconds after which speech without a pause is cut: a window has 30."""
 BUFFER_SECONDS = 600.0
@@ -48,7 +47,6 @@ MOST_PENDING = 4
 """Committed utterances that may wait; with more, the client is not read from."""
 FIRST_PARTIAL, PARTIAL_STEP = 0.7, 0.2
 """Seconds of new speech that justify a pass: the first one, and each further one."""
-LOOK_SECONDS = 1.0
 PIECE = 1 << 15
 """Bytes of a message processed before other tasks get a turn of the event loop."""
 FRAME_BYTES = 2 * FRAME
@@ -96,57 +94,25 @@ class LiveSession:
 
     # Whole session
 
-    async def run(self, receive: Receive, socket: Socket) -> None:
-        """Run until the client leaves, or the server has a reason to end the session."""
+    async def run(self, receive: Receive, socket: Socket) -> bool:
+        """Run until the client leaves (return False), or the server has a reason to end the
+        session."""
         finishing = asyncio.ensure_future(self._finish(socket))
         try:
             await self._events.session("created", self.fields.shown())
-            await self._read(receive, socket)
-            if not socket.lost:
+            there = await read_messages(
+                receive, socket, self._service, self._take, self._events.error, SESSION_SECONDS
+            )
+            if there:
                 self._commit_turn()
                 await self._pending.put(None)
                 await finishing
+            return there
         finally:
             for task in (finishing, self._partial):
                 if task is not None and not task.done():
                     task.cancel()
                     await asyncio.wait({task})
-
-    async def _read(self, receive: Receive, socket: Socket) -> None:
-        """Process events until there are no more; wait if too much is pending."""
-        begun = heard = time.monotonic()
-        coming: asyncio.Future[Message] = asyncio.ensure_future(receive())
-        try:
-            while True:
-                await asyncio.wait({coming}, timeout=LOOK_SECONDS)
-                now = time.monotonic()
-                if why := self._over(now - begun, now - heard):
-                    await self._events.error(Overloaded(why, code="session_ended"))
-                    socket.code, socket.reason = GOING_AWAY, why
-                    return
-                if not coming.done():
-                    continue
-                message = coming.result()
-                if message["type"] == "http.disconnect":
-                    socket.lost = True
-                    return
-                heard = now
-                await self._take(message)
-                if socket.lost:
-                    return  # Events sent before it left are dropped.
-                coming = asyncio.ensure_future(receive())
-        finally:
-            coming.cancel()
-
-    def _over(self, age: float, idle: float) -> str:
-        """Return why the session has to end, or ""."""
-        if self._service.draining:
-            return "the server is shutting down"
-        if age > SESSION_SECONDS:
-            return f"a session lasts {SESSION_SECONDS:.0f} seconds at most"
-        if idle > IDLE_SECONDS:
-            return f"nothing came for {IDLE_SECONDS:.0f} seconds"
-        return ""
 
     async def _take(self, message: Message) -> None:
         """Process one event; report any error in it and go on."""

@@ -7,11 +7,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...base.errors import InvalidRequest
-from ...base.extras import install
 from ..entry import chosen, entered, hearing
 from ..openapi import ERRORS, raw, replies, takes, takes_form
 from ..service import of
+from ..session import check_socket
 from ..speech_fields import SpeechBody
 from ..transcription_form import FORM, TranscriptionReply
 
@@ -42,20 +41,11 @@ async def speech(request: Request) -> Response:
     return await service.voices.speak(request, body)
 
 
-class UpgradeNeeded(InvalidRequest):
-    status = 426
-    code = "upgrade_required"
-
-
 @router.get("/v1/realtime", include_in_schema=False)
 async def realtime(request: Request) -> Response:
     """Open a transcription session."""
     service = of(request)
     name = request.query_params.get("model") or hearing(service).name
     ears = (await chosen(service, name)).ears
-    if "headrace.socket" not in request.scope:
-        raise UpgradeNeeded(
-            "a session needs a websocket; where the client asked for one, the server lacks the "
-            f"package websockets ({install('audio')})"
-        )
+    check_socket(request)
     return ears.live(request)

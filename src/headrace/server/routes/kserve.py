@@ -65,6 +65,16 @@ class StreamReply(TypedDict):
     lane: int
 
 
+class TestReply(TypedDict):
+    model_name: str
+    passed: bool | None
+    """null: it cannot be tested now, or its outputs are not repeatable."""
+    whole: bool
+    mode: str
+    """NORMAL, DEGRADED or SAFE."""
+    reason: str
+
+
 class RepositoryEntry(TypedDict):
     name: str
     version: str
@@ -157,7 +167,7 @@ def _ready(service: Service, model: str, version: str | None) -> Response:
     is_ready, alive, _, _ = service.health()
     good = is_ready and alive
     if service.runs(model):
-        good = service.routes_of_programs.find(model, version).ready and good
+        good = service.routes_of_programs.find(model, version).serves and good
     return json_response({"name": model, "ready": good}, status=200 if good else 503)
 
 
@@ -172,9 +182,10 @@ async def index(request: Request) -> Response:
             entry = RepositoryEntry(
                 name=program.name,
                 version=routes.version(program),
-                state="READY" if program.ready else "UNAVAILABLE",
+                state="READY" if program.serves else "UNAVAILABLE",
             )
-            found.append(entry if program.ready else {**entry, "reason": "its process starts"})
+            why = "it is in safe mode" if program.ready else "its process starts"
+            found.append(entry if program.serves else {**entry, "reason": why})
     for one in (one for one in service.models if one.writes):
         state = "READY" if one.health()[0] else "UNAVAILABLE"
         found += [{"name": name, "version": one.fingerprint, "state": state} for name in one.names]
@@ -196,6 +207,18 @@ async def infer(request: Request, model: str) -> Response:
 async def infer_version(request: Request, model: str, version: str) -> Response:
     """Run a program in this version."""
     return await _service(request).routes_of_programs.infer(request, model, version)
+
+
+@router.post(
+    "/v2/models/{model}/test", responses=replies(TestReply, body=False, error=InferenceError)
+)
+async def test(request: Request, model: str) -> Response:
+    """Run a program's self-test, and compare its bytes with those that were read."""
+    service = _service(request)
+    program = service.routes_of_programs.find(model)
+    service.enter(request.scope)
+    told = await service.routes_of_programs.engine.test(program)
+    return json_response({"model_name": model, **told})
 
 
 @router.post("/v2/models/{model}/streams", responses=replies(StreamReply, error=InferenceError))

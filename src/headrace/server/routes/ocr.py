@@ -1,4 +1,4 @@
-"""Route `/v1/ocr`: text in a picture."""
+"""Routes `/v1/ocr`, text in a picture, and `/v1/cameras`, programs on frames over a websocket."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing_extensions import TypedDict
 from ..entry import entered
 from ..openapi import replies, takes
 from ..program_fields import OcrBody
+from ..service import of
+from ..session import check_socket
 from ..wire import json_response
 
 router = APIRouter(tags=["programs"])
@@ -42,3 +44,11 @@ async def ocr(request: Request) -> Response:
     """Read the lines of text in a picture."""
     service, body = await entered(request, OcrBody)
     return json_response(await service.routes_of_programs.read(request, body))
+
+
+@router.get("/v1/cameras", include_in_schema=False)
+async def cameras(request: Request) -> Response:
+    """Open a session of cameras."""
+    routes = of(request).routes_of_programs
+    check_socket(request)
+    return routes.cameras(request)

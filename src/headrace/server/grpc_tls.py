@@ -1,25 +1,21 @@
-"""TLS of the picker's port; certificates are reloaded when their files change."""
+"""TLS of a gRPC port; certificates are reloaded when their files change."""
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
-log = logging.getLogger("headrace.route")
+from .tls import CRL, log
 
 
 class Certificates:
     """Files of a server's certificate, which gRPC asks for before each handshake."""
 
-    def __init__(self, grpc: Any, folder: Path, clients: Path | None) -> None:
-        """Read the files.
-
-        `folder` has `tls.crt` and `tls.key`, as Kubernetes mounts them. `clients`: the CA that must
-        have signed the clients' certificates. Raises `OSError`.
-        """
+    def __init__(self, grpc: Any, key: Path, chain: Path, clients: Path | None) -> None:
+        """Read the files. `clients`: the CA that must have signed the clients' certificates. Raises
+        `OSError`, also for a list of revoked certificates, which gRPC would not heed."""
         self._grpc = grpc
-        self._files = [folder / "tls.key", folder / "tls.crt", *([clients] if clients else [])]
+        self._files = [key, chain, *([clients] if clients else [])]
         self._mutual = clients is not None
         self._seen = self._read()
 
@@ -31,7 +27,10 @@ class Certificates:
         )
 
     def _read(self) -> list[bytes]:
-        return [file.read_bytes() for file in self._files]
+        found = [file.read_bytes() for file in self._files]
+        if self._mutual and CRL in found[2]:
+            raise OSError(None, "gRPC heeds no list of revoked certificates", self._files[2])
+        return found
 
     def _configuration(self) -> Any:
         key, chain, *clients = self._seen
@@ -45,7 +44,7 @@ class Certificates:
         try:
             found = self._read()
         except OSError as fault:
-            log.error("the picker's certificate stays", extra={"reason": str(fault)})
+            log.error("the certificate of the gRPC port stays", extra={"reason": str(fault)})
             return None
         if found == self._seen:
             return None
