@@ -48,7 +48,6 @@ def leave_piece(
     JOINED: tl.constexpr,
     FOUR: tl.constexpr,
     ROPE: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Write this program's piece, one of several, to memory: the PACKED = tokens x GROUP query rows
     of one KV head in `partial` [pieces, kv_heads, PACKED, WIDTH]. The last program to finish joins
@@ -98,7 +97,7 @@ def leave_piece(
             mass += sink_mass(sinks, head * GROUP + row % GROUP, highest)
         joined /= mass[:, None]
         if FOUR:
-            joined = turn_back(joined, INTERPRET)
+            joined = turn_back(joined)
         place = row * WIDTH
         if PACKED > GROUP:
             place = row // GROUP * out_stride + row % GROUP * WIDTH

@@ -43,7 +43,7 @@ from ..operators import GroupBatch, KvLayer
 from .attention_decode import head_tiles, rotary_part, tokens_across
 from .kv_codes import add_biases, biases_of, levels, turn_back
 from .quantise import HIGHEST, LIFT, from_codes, scale_query
-from .support import INTERPRETED, LOG2E, first_seen, matrix_product, sink_mass, soft_cap
+from .support import LOG2E, first_seen, matrix_product, sink_mass, soft_cap
 
 L2 = 32 * 2**20
 """Bytes of KV that heads computed together may read over and over."""
@@ -116,7 +116,6 @@ def _turn(
     BIASES: tl.constexpr,
     ROPE: tl.constexpr,
     MASKED: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Add one tile of the KV at place `at`, by online softmax."""
     ROWS: tl.constexpr = query.shape[0]
@@ -134,15 +133,15 @@ def _turn(
     key = tl.load(k + token[:, None] + columns[None, :], mask=wanted, other=0.0)
     value = key
     if HALVES:
-        key = from_codes(key, INTERPRET, INNER=True)
+        key = from_codes(key, INNER=True)
     scores = tl.zeros([ROWS, TILE], tl.float32)
     if ROPE > 0:
         key_rope = rotary_part(k + token, there, ROPE)
         if HALVES:
-            key_rope = from_codes(key_rope, INTERPRET, INNER=True)
+            key_rope = from_codes(key_rope, INNER=True)
         key_rope = tl.trans(key_rope).to(query.dtype)
-        scores = matrix_product(query_rope, key_rope, scores, INTERPRET)
-    scores = matrix_product(query, tl.trans(key).to(query.dtype), scores, INTERPRET)
+        scores = matrix_product(query_rope, key_rope, scores)
+    scores = matrix_product(query, tl.trans(key).to(query.dtype), scores)
     if SCALED:
         scale_at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
         scores *= tl.load(k_scale + scale_at, mask=there, other=0.0).to(tl.float32)[None, :]
@@ -176,7 +175,7 @@ def _turn(
     if FOUR:
         bytes = tl.arange(0, WIDTH // 2)[None, :]
         value = tl.load(v + token[:, None] // 2 + bytes, mask=there[:, None], other=0)
-        value = levels(value, INTERPRET)
+        value = levels(value)
     else:
         if ACROSS:
             tokens = tokens_across(block, places, head, block_stride, head_stride, BLOCK)
@@ -188,9 +187,9 @@ def _turn(
         elif ROPE == 0:
             value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
         if HALVES:
-            value = from_codes(value, INTERPRET, INNER=True)
+            value = from_codes(value, INNER=True)
     output = matrix_product(
-        weights.to(query.dtype), value.to(query.dtype), output * shrink[:, None], INTERPRET
+        weights.to(query.dtype), value.to(query.dtype), output * shrink[:, None]
     )
     return output, total, top
 
@@ -233,7 +232,6 @@ def _prefill_kernel(
     ACROSS: tl.constexpr,
     BIASES: tl.constexpr,
     ROPE: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Attend from one tile of rows. HALVES, FOUR, ACROSS, BIASES, ROPE: see
     `attention_decode._split_kernel`."""
@@ -334,7 +332,6 @@ def _prefill_kernel(
             BIASES,
             ROPE,
             False,
-            INTERPRET,
         )
     for at in range(clear_end, highest + 1, TILE):
         output, total, best = _turn(
@@ -377,7 +374,6 @@ def _prefill_kernel(
             BIASES,
             ROPE,
             True,
-            INTERPRET,
         )
     if HALVES:
         output *= 1.0 / LIFT
@@ -386,7 +382,7 @@ def _prefill_kernel(
     out_at = (first_row + token).to(tl.int64) * out_stride + query_head * WIDTH
     output /= total[:, None]
     if FOUR:
-        output = turn_back(output, INTERPRET)
+        output = turn_back(output)
     result = output.to(out.dtype.element_ty)
     tl.store(out + out_at[:, None] + columns[None, :], result, mask=real)
 
@@ -470,7 +466,6 @@ def attention_prefill(
         ACROSS=kv.across,
         BIASES=biased[3],
         ROPE=rope,
-        INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
         # With halves `log2` is one, and the compiler would fuse a key's scale with the subtraction

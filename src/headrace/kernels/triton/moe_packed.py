@@ -19,7 +19,6 @@ from .packed import BYTES, planes_of
 from .product_packed import MAGIC
 from .product_packed_skinny import PackedSkinnyConfig, sum_groups
 from .split import count_splits, join_parts
-from .support import INTERPRETED
 from .unpack import unpack_step
 
 
@@ -65,7 +64,6 @@ def _few_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     STAGES: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Compute y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile.
 
@@ -114,7 +112,6 @@ def _few_kernel(
         ROWS,
         OUTS,
         STAGES,
-        INTERPRET,
     )
     if not SPLIT:
         _finish(total, other, factors, outs, out, assignment, real, y, GATE)
@@ -208,7 +205,6 @@ def grouped_packed(
         ROWS=config.rows,
         OUTS=each,
         STAGES=config.stages,
-        INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
     )

@@ -20,7 +20,7 @@ from .packed import BYTES, planes_of
 from .product_fp8 import BLOCK
 from .product_packed import MAGIC, step_of, sum_chunks
 from .quantise import code_product
-from .support import INTERPRETED, matrix_product
+from .support import matrix_product
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,6 @@ def _dense_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Compute y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile.
 
@@ -79,10 +78,10 @@ def _dense_kernel(
         weight_mask = (out < outs)[None, :] & there[:, None]
         a = tl.load(x_at, mask=real[:, None] & there[None, :], other=0.0)
         b = tl.load(weight_at, mask=weight_mask, other=0.0)
-        total = matrix_product(a, b, total, INTERPRET)
+        total = matrix_product(a, b, total)
         if GATE != "":
             above = tl.load(weight_at + up, mask=weight_mask, other=0.0)
-            other = matrix_product(a, above, other, INTERPRET)
+            other = matrix_product(a, above, other)
         x_at += INNER
         weight_at += INNER
     if GATE != "":
@@ -117,7 +116,6 @@ def _packed_kernel(
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     STEP: tl.constexpr = step_of(BITS, GROUP)
     tile = tl.program_id(0)
@@ -154,7 +152,6 @@ def _packed_kernel(
         STEP,
         WHOLE,
         EVEN,
-        INTERPRET,
     )
     total *= tl.load(factors + held)[:, None]
     y_at = y + assignment[None, :] * outs + out[:, None]
@@ -180,7 +177,6 @@ def _fp8_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Multiply codes by block or row. BLOCKED: OUTS divides 128."""
     tile = tl.program_id(0)
@@ -208,11 +204,11 @@ def _fp8_kernel(
             row_scale = tl.load(x_scales + row * groups + group, mask=real, other=0.0)
             # All outputs of a tile lie in one block.
             row_scale *= tl.load(scales + tl.program_id(1) * OUTS // 128 * groups + group)
-            total += code_product(a, b, INTERPRET) * row_scale[:, None]
+            total += code_product(a, b) * row_scale[:, None]
         elif ROWS < 64:
-            total += code_product(a, b, INTERPRET)
+            total += code_product(a, b)
         else:
-            total = matrix_product(a, b, total, INTERPRET)
+            total = matrix_product(a, b, total)
         x_at += INNER
         weight_at += INNER
     if not BLOCKED:
@@ -252,7 +248,6 @@ def grouped_product(
         "SINGLE": tiles.single,
         "ROWS": config.rows,
         "OUTS": each,
-        "INTERPRET": INTERPRETED,
         "num_warps": config.warps,
         "num_stages": config.stages,
     }

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from .quantise import CODES, store_groups, store_row
-from .support import INTERPRETED
 
 
 @triton.jit
@@ -34,7 +33,6 @@ def _norm_kernel(
     QUANTISED: tl.constexpr,
     GROUP: tl.constexpr,
     HIGH: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
@@ -51,9 +49,9 @@ def _norm_kernel(
     gain = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32) + offset
     normed = wide * factor * gain
     if QUANTISED and GROUP > 0:
-        store_groups(out, scales, row, 0, normed, width, groups, COLUMNS, GROUP, HIGH, INTERPRET)
+        store_groups(out, scales, row, 0, normed, width, groups, COLUMNS, GROUP, HIGH)
     elif QUANTISED:
-        store_row(out, scales, row, columns, normed, mask, width, HIGH, INTERPRET)
+        store_row(out, scales, row, columns, normed, mask, width, HIGH)
     else:
         tl.store(out + at, normed.to(out.dtype.element_ty), mask=mask)
 
@@ -93,7 +91,6 @@ def _launch(
         QUANTISED=codes is not None,
         GROUP=group,
         HIGH=high,
-        INTERPRET=INTERPRETED,
         num_warps=max(1, min(16, columns // 512)),
     )
     return out, scales, total

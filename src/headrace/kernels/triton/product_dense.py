@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from .split import FEW_ROWS, add_parts, count_splits
-from .support import INTERPRETED, matrix_product
+from .support import matrix_product
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,6 @@ def _product_kernel(
     INNER: tl.constexpr,
     GROUPED: tl.constexpr,
     BIAS: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     program = tl.program_id(0)
     row_tiles = tl.cdiv(rows, ROWS)
@@ -81,7 +80,7 @@ def _product_kernel(
             there = inner < width - at
             a = tl.load(x_at + at, mask=(row < rows)[:, None] & there[None, :], other=0.0)
             b = tl.load(weight_at + at, mask=(out < outs)[None, :] & there[:, None], other=0.0)
-            part = matrix_product(a, b, part, INTERPRET)
+            part = matrix_product(a, b, part)
         total += part
     mask = (row < rows)[:, None] & (out < outs)[None, :]
     if SPLIT:
@@ -138,7 +137,6 @@ def product_dense(
         INNER=config.inner,
         GROUPED=8,
         BIAS=bias is not None,
-        INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
     )

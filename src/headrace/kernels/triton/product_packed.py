@@ -32,7 +32,7 @@ import triton.language as tl
 from ..weights import TiledWeight
 from .packed import BYTES, CHUNK
 from .split import add_parts, count_splits
-from .support import INTERPRETED, matrix_product
+from .support import INTERPRET, matrix_product
 from .unpack import BF16, FP16, NONE, added, first_half, second_half, unpack, unpack_step
 
 MAGIC = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: NONE}
@@ -84,7 +84,6 @@ def weights_of(
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     MAGIC: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Decode byte [OUTS, STEP], see `unpack`, with the scales `pair` [OUTS] of its groups → weights
     in the type of `like`, without the outputs' factors.
@@ -92,7 +91,7 @@ def weights_of(
     Code minus zero is exact. Scale and offset are rounded to the type, and what they make of it is
     rounded once more: a product, or a multiply-add, for two weights at once.
     """
-    number = unpack(like, byte, plane, second, AT, BITS, MAGIC, False, INTERPRET)
+    number = unpack(like, byte, plane, second, AT, BITS, MAGIC, False)
     # The upper nibbles of eight bits in bf16 have an excess of their own.
     APART: tl.constexpr = BITS == 8 and MAGIC == 0x43
     EXCESS: tl.constexpr = (128 if APART else added(BITS, MAGIC)) + (0 if ZERO is None else ZERO)
@@ -106,7 +105,7 @@ def weights_of(
     if EXCESS != 0:
         number -= EXCESS
     if APART:
-        high = unpack(like, byte, plane, second, AT, BITS, MAGIC, True, INTERPRET)
+        high = unpack(like, byte, plane, second, AT, BITS, MAGIC, True)
         if INTERPRET:
             high = high.to(tl.float32)
         number += high - 2048
@@ -140,7 +139,6 @@ def _sides_of(
     ZERO: tl.constexpr,
     MAGIC: tl.constexpr,
     STEP: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Decode COUNT values of each half of a chunk, from value FIRST of the half on → two tensors
     [OUTS, COUNT]."""
@@ -161,7 +159,6 @@ def _sides_of(
                 ZERO,
                 MAGIC,
                 STEP,
-                INTERPRET,
             )
             if side == 0:
                 low, high = next_low, next_high
@@ -172,15 +169,11 @@ def _sides_of(
             plane = tl.load(plane_at + FIRST % 32)
         byte = tl.load(code_at + FIRST)
         pair = tl.load(pair_at + plane_of(FIRST, GROUP, ZERO) * outs)
-        low = weights_of(
-            like, byte, plane, second, pair, FIRST, BITS, GROUP, ZERO, MAGIC, INTERPRET
-        )
+        low = weights_of(like, byte, plane, second, pair, FIRST, BITS, GROUP, ZERO, MAGIC)
         if BITS == 8:
             byte = tl.load(code_at + (64 + FIRST))
         pair = tl.load(pair_at + plane_of(64 + FIRST, GROUP, ZERO) * outs)
-        high = weights_of(
-            like, byte, plane, second, pair, 64 + FIRST, BITS, GROUP, ZERO, MAGIC, INTERPRET
-        )
+        high = weights_of(like, byte, plane, second, pair, 64 + FIRST, BITS, GROUP, ZERO, MAGIC)
     return low, high
 
 
@@ -204,7 +197,6 @@ def sum_chunks(
     STEP: tl.constexpr,
     WHOLE: tl.constexpr,
     EVEN: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Add the chunks `first` to `last` of w · xᵀ to total [OUTS, ROWS], without the outputs'
     factors.
@@ -244,13 +236,12 @@ def sum_chunks(
                 ZERO,
                 MAGIC,
                 STEP,
-                INTERPRET,
             )
             there = row_mask[None, :]
             if not EVEN:
                 there = there & (inner < width - chunk * 128)[:, None]
             inputs = tl.load(x_at, mask=there, other=0.0)
-            total = matrix_product(_beside(low, high), inputs, total, INTERPRET)
+            total = matrix_product(_beside(low, high), inputs, total)
         for sub in tl.static_range(0 if WHOLE else 64 // STEP):
             if BITS == 6:
                 plane = tl.load(plane_at + sub * STEP % 32)
@@ -272,14 +263,13 @@ def sum_chunks(
                     GROUP,
                     ZERO,
                     MAGIC,
-                    INTERPRET,
                 )
                 there = row_mask[None, :]
                 if not EVEN:
                     begin = chunk * 128 + (half * 64 + sub * STEP)
                     there = there & (place < width - begin)[:, None]
                 inputs = tl.load(x_at + (half * 64 + sub * STEP), mask=there, other=0.0)
-                total = matrix_product(value, inputs, total, INTERPRET)
+                total = matrix_product(value, inputs, total)
         code_at += outs.to(tl.int64) * BYTES
         plane_at += outs.to(tl.int64) * BYTES
         pair_at += outs * PLANES
@@ -314,7 +304,6 @@ def _product_kernel(
     OUTS: tl.constexpr,
     SPLIT: tl.constexpr,
     WHOLE: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     STEP: tl.constexpr = step_of(BITS, GROUP)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -345,7 +334,6 @@ def _product_kernel(
         STEP,
         WHOLE,
         EVEN,
-        INTERPRET,
     )
     total *= tl.load(factors + held)[:, None]
     mask = (out < outs)[:, None] & row_mask[None, :]
@@ -410,7 +398,6 @@ def product_packed(
         OUTS=config.outs,
         SPLIT=splits > 1,
         WHOLE=config.whole and x.dtype != torch.float32,
-        INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
     )
@@ -436,7 +423,6 @@ def _expand_kernel(
     PLANES: tl.constexpr,
     MAGIC: tl.constexpr,
     OUTS: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Expand one chunk of OUTS rows of the weight → dense [count, width], from row `first_out`
     on."""
@@ -464,17 +450,7 @@ def _expand_kernel(
             byte = tl.load(line + place[None, :] + column)
             pair = tl.load(pair_at + plane_of(half * 64 + sub * STEP, GROUP, ZERO) * outs)
             value = weights_of(
-                like,
-                byte,
-                plane,
-                second,
-                pair,
-                half * 64 + sub * STEP,
-                BITS,
-                GROUP,
-                ZERO,
-                MAGIC,
-                INTERPRET,
+                like, byte, plane, second, pair, half * 64 + sub * STEP, BITS, GROUP, ZERO, MAGIC
             )
             inner = chunk * 128 + (half * 64 + sub * STEP)
             there = (local < count)[:, None] & (place < width - inner)[None, :]
@@ -502,7 +478,6 @@ def expand(weight: TiledWeight, first: int, count: int, dtype: torch.dtype) -> t
         PLANES=weight.pairs.shape[1],
         MAGIC=MAGIC[dtype],
         OUTS=64,
-        INTERPRET=INTERPRETED,
         num_warps=4,
     )
     return dense

@@ -40,7 +40,7 @@ from .gated import activate
 from .packed import BYTES
 from .product_packed import MAGIC
 from .split import count_splits, join_parts
-from .support import INTERPRETED, matrix_product
+from .support import matrix_product
 from .unpack import added, fill, halves, unpack, unpack_step
 
 
@@ -61,22 +61,14 @@ class PackedSkinnyConfig:
 
 @triton.jit
 def _multiply(
-    sums,
-    byte,
-    plane,
-    second,
-    x,
-    AT: tl.constexpr,
-    BITS: tl.constexpr,
-    MAGIC: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    sums, byte, plane, second, x, AT: tl.constexpr, BITS: tl.constexpr, MAGIC: tl.constexpr
 ):
     """Add the codes of one step, with their excess, · x [STEP, ROWS] to sums [OUTS, ROWS]."""
-    low = unpack(x, byte, plane, second, AT, BITS, MAGIC, False, INTERPRET)
-    sums = matrix_product(low, x, sums, INTERPRET)
+    low = unpack(x, byte, plane, second, AT, BITS, MAGIC, False)
+    sums = matrix_product(low, x, sums)
     if BITS == 8 and MAGIC == 0x43:
-        high = unpack(x, byte, plane, second, AT, BITS, MAGIC, True, INTERPRET)
-        sums = matrix_product(high, x, sums, INTERPRET)
+        high = unpack(x, byte, plane, second, AT, BITS, MAGIC, True)
+        sums = matrix_product(high, x, sums)
     return sums
 
 
@@ -91,7 +83,6 @@ def _scaled(
     EXTRA: tl.constexpr,
     ZERO: tl.constexpr,
     APART: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Add the sums of group GROUP_AT of a chunk, times its scale, to total.
 
@@ -99,10 +90,10 @@ def _scaled(
     With a zero: the number to add to `sums`, unless they began with it (APART: they did not).
     """
     if ZERO is None:
-        scale, offset = halves(tl.load(pairs + GROUP_AT * outs), INTERPRET)
+        scale, offset = halves(tl.load(pairs + GROUP_AT * outs))
         total += inputs * (offset - EXTRA * scale)[:, None]
     else:
-        scale, next_scale = halves(tl.load(pairs + GROUP_AT // 2 * outs), INTERPRET)
+        scale, next_scale = halves(tl.load(pairs + GROUP_AT // 2 * outs))
         if GROUP_AT % 2:
             scale = next_scale
         if APART:
@@ -132,7 +123,6 @@ def sum_groups(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     STAGES: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Return sums [OUTS, ROWS] of the chunks `first` to `last` of w · xᵀ without the outputs'
     factors, and with a GATE those of up, `outs` rows further on.
@@ -185,15 +175,10 @@ def sum_groups(
                     inputs = none
                 # The excess of all codes, or just the inputs' sum if groups have offsets.
                 if ZERO is None:
-                    inputs = matrix_product(
-                        fill(given, byte, 1, MAGIC, INTERPRET), given, inputs, INTERPRET
-                    )
+                    inputs = matrix_product(fill(given, byte, 1, MAGIC), given, inputs)
                 elif EXTRA + ZERO > 0:
                     inputs = matrix_product(
-                        fill(given, byte, -(EXTRA + ZERO), MAGIC, INTERPRET),
-                        given,
-                        inputs,
-                        INTERPRET,
+                        fill(given, byte, -(EXTRA + ZERO), MAGIC), given, inputs
                     )
                 if GROUP == 16 or step * STEP % GROUP == 0:
                     sums = none
@@ -201,20 +186,10 @@ def sum_groups(
                     if ZERO is not None and GROUP <= STEP:
                         sums = inputs
                         up_sums = inputs
-                sums = _multiply(
-                    sums, byte, plane, second, given, step * STEP, BITS, MAGIC, INTERPRET
-                )
+                sums = _multiply(sums, byte, plane, second, given, step * STEP, BITS, MAGIC)
                 if GATE != "":
                     up_sums = _multiply(
-                        up_sums,
-                        up_byte,
-                        up_plane,
-                        up_second,
-                        given,
-                        step * STEP,
-                        BITS,
-                        MAGIC,
-                        INTERPRET,
+                        up_sums, up_byte, up_plane, up_second, given, step * STEP, BITS, MAGIC
                     )
                 if GROUP == 16 or (step + 1) * STEP % GROUP == 0:
                     total = _scaled(
@@ -227,7 +202,6 @@ def sum_groups(
                         EXTRA,
                         ZERO,
                         GROUP > STEP,
-                        INTERPRET,
                     )
                     if GATE != "":
                         other = _scaled(
@@ -240,7 +214,6 @@ def sum_groups(
                             EXTRA,
                             ZERO,
                             GROUP > STEP,
-                            INTERPRET,
                         )
         code_at += stride.to(tl.int64) * BYTES
         plane_at += stride.to(tl.int64) * BYTES
@@ -315,7 +288,6 @@ def _product_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     STAGES: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Multiply a tile. GATE: the activation, or "": the weight is gate over up, with `outs` outputs
     each.
@@ -357,7 +329,6 @@ def _product_kernel(
         ROWS,
         OUTS,
         STAGES,
-        INTERPRET,
     )
     mask = (out < outs)[:, None] & row_mask[None, :]
     if SPLITS == 1:
@@ -482,7 +453,6 @@ def product_packed_skinny(
         ROWS=config.rows,
         OUTS=tile,
         STAGES=config.stages,
-        INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
     )

@@ -35,7 +35,7 @@ from ..weights import DenseWeight, Fp8Weight
 from .gated import activate
 from .quantise import code_product
 from .split import count_splits
-from .support import INTERPRETED, matrix_product
+from .support import matrix_product
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,6 @@ def _product_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Multiply a tile. GATE: the activation, or "": the weight is gate over up, with `outs` outputs
     each."""
@@ -162,15 +161,15 @@ def _product_kernel(
             each = tl.load(gain + at + inner, mask=there, other=0.0).to(tl.float32) + offset
             a = (wide * each[None, :]).to(a.dtype)
         if SCALED:
-            total += code_product(a, b, INTERPRET)
+            total += code_product(a, b)
         else:
-            total = matrix_product(a, b, total, INTERPRET)
+            total = matrix_product(a, b, total)
         if GATE != "":
             above = tl.load(up_at + at, mask=out_mask & there[:, None], other=0.0)
             if SCALED:
-                other += code_product(a, above, INTERPRET)
+                other += code_product(a, above)
             else:
-                other = matrix_product(a, above, other, INTERPRET)
+                other = matrix_product(a, above, other)
     mask = row_mask & out_mask
     if SPLITS == 1:
         _finish(
@@ -318,7 +317,6 @@ def product_skinny(
         ROWS=config.rows,
         OUTS=config.outs,
         INNER=config.inner,
-        INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
     )

@@ -27,7 +27,6 @@ from ..operators import KvLayer, StepBatch
 from ..prepared import RopeTable
 from .kv_codes import biases_of, leave_out, quantise_levels
 from .quantise import to_codes
-from .support import INTERPRETED
 
 TOGETHER = 8
 """Heads per program: 1,024 values of E 128, eight a thread."""
@@ -53,7 +52,6 @@ def _store_kv(
     TOP: tl.constexpr,
     FOUR: tl.constexpr,
     ACROSS: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Store both numbers of each pair of heads `head` [HEADS], which lie at `left` and `right`, in
     their token's slot; as codes with a scale for each if TOP > 0, in four bits if FOUR.
@@ -78,8 +76,8 @@ def _store_kv(
         above = (scale.to(tl.int32, bitcast=True) + 0xFFFF) & -0x10000
         scale = above.to(tl.float32, bitcast=True)
         tl.store(scale_at, scale.to(tl.bfloat16), mask=real)
-        low = to_codes(low / scale[:, None], cache.dtype.element_ty, TOP, INTERPRET)
-        high = to_codes(high / scale[:, None], cache.dtype.element_ty, TOP, INTERPRET)
+        low = to_codes(low / scale[:, None], cache.dtype.element_ty, TOP)
+        high = to_codes(high / scale[:, None], cache.dtype.element_ty, TOP)
     if not FOUR:
         ALONG: tl.constexpr = BLOCK if ACROSS else 1
         at = cache + block * block_stride + head[:, None] * head_stride
@@ -137,7 +135,6 @@ def _rope_kernel(
     FOUR: tl.constexpr,
     ACROSS: tl.constexpr,
     BIASES: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Norm, rotate and store a token's heads. READ, WRITTEN: counts of key and value arrays that
     follow the queries, and that are kept. TO_ONE: values are scaled to a root mean square of one;
@@ -260,7 +257,6 @@ def _rope_kernel(
                 TOP,
                 FOUR,
                 ACROSS,
-                INTERPRET,
             )
         else:
             _store_kv(
@@ -282,7 +278,6 @@ def _rope_kernel(
                 TOP,
                 False,
                 False,
-                INTERPRET,
             )
 
 
@@ -360,7 +355,6 @@ def rope_and_cache(
         FOUR=four,
         ACROSS=kv.across,
         BIASES=biased[3],
-        INTERPRET=INTERPRETED,
         num_warps=4,
     )
     return out

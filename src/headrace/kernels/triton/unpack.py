@@ -22,6 +22,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .support import INTERPRET
+
 NONE, BF16, FP16 = 0, 0x43, 0x64
 """Upper byte of the number that codes are put into; NONE: codes become fp32 as they are."""
 E2M1 = 1
@@ -123,7 +125,6 @@ def unpack(
     BITS: tl.constexpr,
     MAGIC: tl.constexpr,
     HIGH: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Convert byte [OUTS, STEP] uint8 to excess + code in the type of `like`; see `packed` for the
     layout.
@@ -179,7 +180,7 @@ def unpack(
 
 
 @triton.jit
-def fill(like, byte, VALUE: tl.constexpr, MAGIC: tl.constexpr, INTERPRET: tl.constexpr):
+def fill(like, byte, VALUE: tl.constexpr, MAGIC: tl.constexpr):
     """Return VALUE in the shape, and on a device in the registers, of `unpack`'s result for
     `byte`."""
     if MAGIC == 0 or INTERPRET:
@@ -192,7 +193,7 @@ def fill(like, byte, VALUE: tl.constexpr, MAGIC: tl.constexpr, INTERPRET: tl.con
 
 
 @triton.jit
-def halves(pairs, INTERPRET: tl.constexpr):
+def halves(pairs):
     """Return the lower and the upper fp16 number of int32, as fp32."""
     if INTERPRET:
         low, high = first_half(pairs), second_half(pairs)
