@@ -80,26 +80,11 @@ def _turn(
     query,
     query_rope,
     at,
-    k,
-    v,
-    k_scale,
-    v_scale,
-    biases,
-    cos,
-    sin,
-    query_at,
-    owned,
-    factor,
-    tables,
-    entry,
-    head,
+    kv,
+    biased,
     positions,
     begin,
     length,
-    block_stride,
-    head_stride,
-    scale_block_stride,
-    table_stride,
     scale_log2,
     output,
     total,
@@ -117,7 +102,11 @@ def _turn(
     ROPE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Add one tile of the KV at place `at`, by online softmax."""
+    """Add one tile of the KV at place `at`, by online softmax. `kv`: where this head's KV lies;
+    `biased`: what `add_biases` takes besides."""
+    k, v, k_scale, v_scale, tables, entry, head = kv[0]
+    block_stride, head_stride, scale_block_stride, table_stride = kv[1]
+    q, q_at, owned, factor, biases, cos, sin = biased
     ROWS: tl.constexpr = query.shape[0]
     columns = ROPE + tl.arange(0, query.shape[1])
     if ROPE > 0:
@@ -148,7 +137,7 @@ def _turn(
     if BIASES > 0:
         own = biases + head * (3 * BIASES)
         scores = add_biases(
-            scores, query_at, owned, factor, own, cos, sin, places, there, WIDTH // 2, BIASES
+            scores, q + q_at, owned, factor, own, cos, sin, places, there, WIDTH // 2, BIASES
         )
     log2 = scale_log2
     if SOFTCAP > 0:
@@ -291,90 +280,39 @@ def _prefill_kernel(
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     output = tl.zeros([ROWS, WIDTH_PADDED], tl.float32)
-    for at in range(tile_begin, clear_end, TILE):
-        output, total, best = _turn(
-            query,
-            query_rope,
-            at,
-            k,
-            v,
-            k_scale,
-            v_scale,
-            biases,
-            cos,
-            sin,
-            q + q_at,
-            owned,
-            factor,
-            tables,
-            entry,
-            head,
-            positions,
-            begin,
-            length,
-            block_stride,
-            head_stride,
-            scale_block_stride,
-            table_stride,
-            scale_log2,
-            output,
-            total,
-            best,
-            WIDTH,
-            BLOCK,
-            TILE,
-            WINDOW,
-            SOFTCAP,
-            SCALED,
-            HALVES,
-            FOUR,
-            ACROSS,
-            BIASES,
-            ROPE,
-            False,
-        )
-    for at in range(clear_end, highest + 1, TILE):
-        output, total, best = _turn(
-            query,
-            query_rope,
-            at,
-            k,
-            v,
-            k_scale,
-            v_scale,
-            biases,
-            cos,
-            sin,
-            q + q_at,
-            owned,
-            factor,
-            tables,
-            entry,
-            head,
-            positions,
-            begin,
-            length,
-            block_stride,
-            head_stride,
-            scale_block_stride,
-            table_stride,
-            scale_log2,
-            output,
-            total,
-            best,
-            WIDTH,
-            BLOCK,
-            TILE,
-            WINDOW,
-            SOFTCAP,
-            SCALED,
-            HALVES,
-            FOUR,
-            ACROSS,
-            BIASES,
-            ROPE,
-            True,
-        )
+    strides = block_stride, head_stride, scale_block_stride, table_stride
+    kv = (k, v, k_scale, v_scale, tables, entry, head), strides
+    biased = q, q_at, owned, factor, biases, cos, sin
+    # Without a mask, then over the diagonal with one.
+    for masked in tl.static_range(2):
+        first_place = clear_end if masked else tile_begin
+        for at in range(first_place, highest + 1 if masked else clear_end, TILE):
+            output, total, best = _turn(
+                query,
+                query_rope,
+                at,
+                kv,
+                biased,
+                positions,
+                begin,
+                length,
+                scale_log2,
+                output,
+                total,
+                best,
+                WIDTH,
+                BLOCK,
+                TILE,
+                WINDOW,
+                SOFTCAP,
+                SCALED,
+                HALVES,
+                FOUR,
+                ACROSS,
+                BIASES,
+                ROPE,
+                masked == 1,
+            )
     if HALVES:
         output *= 1.0 / LIFT
     if sinks is not None:

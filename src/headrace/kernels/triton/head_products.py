@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ...base.graph import LatentSpec
-from .moe_tiles import ExpertTable
+from .moe_tiles import ExpertTable, matrix_at
 from .support import matrix_product
 
 FEW_ROWS = 64
@@ -90,9 +90,7 @@ def _absorb_kernel(
         at = rotary + place[:, None] * rotary_stride
     else:
         own_q = q + head * (PLAIN + ROPE)
-        weight = tl.load(addresses + head).to(tl.pointer_type(q.dtype.element_ty))
-        # A fresh allocation is aligned; without this hint the compiler loads element by element.
-        weight = tl.multiple_of(weight, 16)
+        weight = matrix_at(addresses, head, q.dtype.element_ty)
         total = _tile(own_q, weight, rows, out, count, PLAIN, RANK, q_stride, ROWS, OUTS, INNER)
         tl.store(to + ROPE + out[None, :], total.to(y.dtype.element_ty), mask=wide)
         at = own_q + PLAIN + place[:, None] * q_stride
@@ -117,8 +115,7 @@ def _unpack_kernel(
     head = tl.program_id(2)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
-    weight = tl.load(addresses + head).to(tl.pointer_type(mixed.dtype.element_ty))
-    weight = tl.multiple_of(weight, 16)
+    weight = matrix_at(addresses, head, mixed.dtype.element_ty)
     x = mixed + head * (ROPE + RANK) + ROPE
     stride = heads * (ROPE + RANK)
     total = _tile(x, weight, rows, out, count, RANK, VALUE, stride, ROWS, OUTS, INNER)

@@ -39,11 +39,21 @@ class Tiles:
 
 
 @triton.jit
-def tile_rows(listed, tile, ROWS: tl.constexpr, SINGLE: tl.constexpr):
-    """Return the assignments of a tile [ROWS] int64, -1: none."""
+def tile_rows(listed, tile, ROWS: tl.constexpr, SINGLE: tl.constexpr, SHARED: tl.constexpr):
+    """Return the assignments of a tile [ROWS] int64 (-1: none), whether there is one, and its row
+    of the input, which SHARED assignments have in common."""
     row = tl.arange(0, ROWS)
     found = tl.where(row == 0, tile, -1) if SINGLE else tl.load(listed + tile * ROWS + row)
-    return found.to(tl.int64)
+    found = found.to(tl.int64)
+    real = found >= 0
+    return found, real, tl.where(real, found, 0) // SHARED
+
+
+@triton.jit
+def matrix_at(addresses, expert, TYPE: tl.constexpr):
+    """Return the pointer of an expert's matrix. A fresh allocation is aligned; without this hint
+    the compiler loads element by element."""
+    return tl.multiple_of(tl.load(addresses + expert).to(tl.pointer_type(TYPE)), 16)
 
 
 @dataclass(slots=True)

@@ -36,26 +36,19 @@ TOGETHER = 8
 def _store_kv(
     cache,
     cache_scale,
-    low,
-    high,
-    slot,
-    head,
-    block_stride,
-    head_stride,
-    scale_block_stride,
-    left,
-    right,
-    real,
-    mask,
+    pairs,
+    where,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     TOP: tl.constexpr,
     FOUR: tl.constexpr,
     ACROSS: tl.constexpr,
 ):
-    """Store both numbers of each pair of heads `head` [HEADS], which lie at `left` and `right`, in
-    their token's slot; as codes with a scale for each if TOP > 0, in four bits if FOUR.
+    """Store both numbers of each of the `pairs` of heads [HEADS], which lie at `left` and `right`,
+    in their token's slot; as codes with a scale for each if TOP > 0, in four bits if FOUR.
     ACROSS: see `KvLayer.across`."""
+    low, high, left, right, real, mask = pairs
+    slot, head, block_stride, head_stride, scale_block_stride = where
     block = slot // BLOCK
     offset = slot % BLOCK
     if FOUR:
@@ -237,48 +230,12 @@ def _rope_kernel(
         # Rounded to the model's dtype before it is quantised, as the reference does.
         low = low.to(qkv.dtype.element_ty).to(tl.float32)
         high = high.to(qkv.dtype.element_ty).to(tl.float32)
+        pairs = low, high, left, right, real, mask
+        where = slot, head, block_stride, head_stride, scale_block_stride
         if is_value:
-            _store_kv(
-                v_cache,
-                v_scale,
-                low,
-                high,
-                slot,
-                head,
-                block_stride,
-                head_stride,
-                scale_block_stride,
-                left,
-                right,
-                real,
-                mask,
-                HALF,
-                BLOCK,
-                TOP,
-                FOUR,
-                ACROSS,
-            )
+            _store_kv(v_cache, v_scale, pairs, where, HALF, BLOCK, TOP, FOUR, ACROSS)
         else:
-            _store_kv(
-                k_cache,
-                k_scale,
-                low,
-                high,
-                slot,
-                head,
-                block_stride,
-                head_stride,
-                scale_block_stride,
-                left,
-                right,
-                real,
-                mask,
-                HALF,
-                BLOCK,
-                TOP,
-                False,
-                False,
-            )
+            _store_kv(k_cache, k_scale, pairs, where, HALF, BLOCK, TOP, False, False)
 
 
 def rope_and_cache(
