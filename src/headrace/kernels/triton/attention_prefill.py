@@ -107,6 +107,7 @@ def _turn(
     k, v, k_scale, v_scale, tables, entry, head = kv[0]
     block_stride, head_stride, scale_block_stride, table_stride = kv[1]
     q, q_at, owned, factor, biases, cos, sin = biased
+    query_at = q + q_at
     ROWS: tl.constexpr = query.shape[0]
     columns = ROPE + tl.arange(0, query.shape[1])
     if ROPE > 0:
@@ -137,7 +138,7 @@ def _turn(
     if BIASES > 0:
         own = biases + head * (3 * BIASES)
         scores = add_biases(
-            scores, q + q_at, owned, factor, own, cos, sin, places, there, WIDTH // 2, BIASES
+            scores, query_at, owned, factor, own, cos, sin, places, there, WIDTH // 2, BIASES
         )
     log2 = scale_log2
     if SOFTCAP > 0:
