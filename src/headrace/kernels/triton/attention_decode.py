@@ -366,19 +366,10 @@ def _split_kernel(
     else:
         part = tl.load(line + 6)  # Not before the loop: Triton 3.6 spills there.
         leave_piece(
-            partial,
-            log_sums,
-            tickets,
-            sinks,
-            out_at,
+            (partial, log_sums, tickets, sinks, out_at),
             out_stride,
-            output,
-            best,
-            total,
-            number,
-            part,
-            parts,
-            entry,
+            (output, best, total),
+            (number, part, parts, entry),
             head,
             kv_heads,
             count,

@@ -59,22 +59,12 @@ class SkinnyConfig:
 
 @triton.jit
 def _finish(
-    total,
-    other,
-    squares,
+    sums,
     row,
     out,
     mask,
-    scales,
-    x_scales,
-    bias,
-    residual,
-    y,
-    rows,
-    width,
-    outs,
-    residual_stride,
-    eps,
+    operands,
+    sizes,
     NORM: tl.constexpr,
     GATE: tl.constexpr,
     SCALED: tl.constexpr,
@@ -82,6 +72,9 @@ def _finish(
     RESIDUAL: tl.constexpr,
 ):
     """Finish the sums of the whole input, once: `total`, and `other` of up [ROWS, OUTS]."""
+    total, other, squares = sums
+    scales, x_scales, bias, residual, y = operands
+    rows, width, outs, residual_stride, eps = sizes
     row_mask = row < rows
     if NORM:
         factor = 1.0 / tl.sqrt(squares / width + eps)
@@ -171,30 +164,11 @@ def _product_kernel(
             else:
                 other = matrix_product(a, above, other)
     mask = row_mask & out_mask
+    operands = scales, x_scales, bias, residual, y
+    sizes = rows, width, outs, residual_stride, eps
     if SPLITS == 1:
-        _finish(
-            total,
-            other,
-            squares,
-            row,
-            out,
-            mask,
-            scales,
-            x_scales,
-            bias,
-            residual,
-            y,
-            rows,
-            width,
-            outs,
-            residual_stride,
-            eps,
-            NORM,
-            GATE,
-            SCALED,
-            BIAS,
-            RESIDUAL,
-        )
+        sums = total, other, squares
+        _finish(sums, row, out, mask, operands, sizes, NORM, GATE, SCALED, BIAS, RESIDUAL)
     else:
         # Parts of this tile: sums, sums of up, squares; each program writes its own.
         CELL: tl.constexpr = 2 * ROWS * OUTS + ROWS
@@ -222,29 +196,8 @@ def _product_kernel(
                     )
                 if NORM:
                     squares += tl.load(cell + 2 * ROWS * OUTS + row, cache_modifier=".cg")
-            _finish(
-                total,
-                other,
-                squares,
-                row,
-                out,
-                mask,
-                scales,
-                x_scales,
-                bias,
-                residual,
-                y,
-                rows,
-                width,
-                outs,
-                residual_stride,
-                eps,
-                NORM,
-                GATE,
-                SCALED,
-                BIAS,
-                RESIDUAL,
-            )
+            sums = total, other, squares
+            _finish(sums, row, out, mask, operands, sizes, NORM, GATE, SCALED, BIAS, RESIDUAL)
 
 
 def product_skinny(
