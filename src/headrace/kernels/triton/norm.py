@@ -29,7 +29,6 @@ def _norm_kernel(
     x_stride,
     groups,
     COLUMNS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     QUANTISED: tl.constexpr,
     GROUP: tl.constexpr,
     HIGH: tl.constexpr,
@@ -39,7 +38,7 @@ def _norm_kernel(
     mask = columns < width
     at = row * width + columns
     wide = tl.load(x + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
-    if RESIDUAL:
+    if residual is not None:
         wide += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
         # Rounded before it is normed: the next layer norms the sum that it finds in memory.
         total = wide.to(x.dtype.element_ty)
@@ -76,7 +75,7 @@ def _launch(
     columns = max(group, triton.next_power_of_2(width))
     _norm_kernel[(rows,)](
         x,
-        x if residual is None else residual,
+        residual,
         weight,
         out,
         total,
@@ -87,7 +86,6 @@ def _launch(
         x.stride(0),
         groups,
         COLUMNS=columns,
-        RESIDUAL=residual is not None,
         QUANTISED=codes is not None,
         GROUP=group,
         HIGH=high,

@@ -54,7 +54,6 @@ def _product_kernel(
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
     GROUPED: tl.constexpr,
-    BIAS: tl.constexpr,
 ):
     program = tl.program_id(0)
     row_tiles = tl.cdiv(rows, ROWS)
@@ -87,7 +86,7 @@ def _product_kernel(
         at_part = (split.to(tl.int64) * rows + row)[:, None] * outs + out[None, :]
         tl.store(y + at_part, total, mask=mask)
     else:
-        if BIAS:
+        if bias is not None:
             total += tl.load(bias + out, mask=out < outs, other=0.0).to(tl.float32)[None, :]
         y_at = y + row.to(tl.int64)[:, None] * outs + out[None, :]
         tl.store(y_at, total.to(y.dtype.element_ty), mask=mask)
@@ -122,7 +121,7 @@ def product_dense(
     _product_kernel[(tiles, splits if apart else 1)](
         x,
         weight,
-        x if bias is None else bias,
+        bias,
         target,
         rows,
         width,
@@ -136,7 +135,6 @@ def product_dense(
         OUTS=config.outs,
         INNER=config.inner,
         GROUPED=8,
-        BIAS=bias is not None,
         num_warps=config.warps,
         num_stages=config.stages,
     )

@@ -105,7 +105,6 @@ def _product_kernel(
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
     GROUPED: tl.constexpr,
-    BIAS: tl.constexpr,
 ):
     """Multiply codes by row or block. BLOCKED: OUTS divides 128."""
     program = tl.program_id(0)
@@ -158,7 +157,7 @@ def _product_kernel(
         at_part = (split.to(tl.int64) * rows + row)[:, None] * outs + out[None, :]
         tl.store(y + at_part, total, mask=mask)
     else:
-        if BIAS:
+        if bias is not None:
             total += tl.load(bias + out, mask=out_mask, other=0.0).to(tl.float32)[None, :]
         y_at = y + row.to(tl.int64)[:, None] * y_stride + out[None, :]
         tl.store(y_at, total.to(y.dtype.element_ty), mask=mask)
@@ -242,7 +241,7 @@ def product_codes(
         x_scales,
         weight.data,
         weight.scales,
-        codes if bias is None else bias,
+        bias,
         target,
         rows,
         width,
@@ -257,7 +256,6 @@ def product_codes(
         OUTS=config.outs,
         INNER=BLOCK,
         GROUPED=8,
-        BIAS=bias is not None,
         num_warps=config.warps,
         num_stages=config.stages,
     )

@@ -247,7 +247,6 @@ def _product_kernel(
     x_stride,
     y_stride,
     PACKING: tl.constexpr,
-    BIAS: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
@@ -285,7 +284,7 @@ def _product_kernel(
         at = (split.to(tl.int64) * rows + row)[None, :] * outs + out[:, None]
         tl.store(y + at, total, mask=mask)
     else:
-        if BIAS:
+        if bias is not None:
             total += tl.load(bias + held).to(tl.float32)[:, None]
         at = row[None, :].to(tl.int64) * y_stride + out[:, None]
         tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
@@ -321,7 +320,7 @@ def product_packed(
         weight.codes,
         weight.pairs,
         weight.factors,
-        x if bias is None else bias,
+        bias,
         target,
         rows,
         width,
@@ -331,7 +330,6 @@ def product_packed(
         x.stride(0),
         y.stride(0),
         PACKING=packing_of(weight, x.dtype),
-        BIAS=bias is not None,
         EVEN=width % 128 == 0,
         ROWS=config.rows,
         OUTS=config.outs,

@@ -220,8 +220,6 @@ def _product_kernel(
     per_split,
     PACKING: tl.constexpr,
     GATE: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     SPLITS: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -287,9 +285,9 @@ def _product_kernel(
         if GATE != "":
             other *= tl.load(factors + outs + out, mask=out_mask, other=0.0)[:, None]
             total = activate(total, other, GATE)
-        if BIAS:
+        if bias is not None:
             total += tl.load(bias + out, mask=out_mask, other=0.0).to(tl.float32)[:, None]
-        if RESIDUAL:
+        if residual is not None:
             at = row.to(tl.int64)[None, :] * residual_stride + out[:, None]
             total += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
         at = row.to(tl.int64)[None, :] * y_stride + out[:, None]
@@ -338,8 +336,8 @@ def product_packed_skinny(
         weight.codes,
         weight.pairs,
         weight.factors,
-        x if bias is None else bias,
-        x if residual is None else residual,
+        bias,
+        residual,
         y,
         partial,
         tickets,
@@ -353,8 +351,6 @@ def product_packed_skinny(
         per_split,
         PACKING=packing_of(weight, x.dtype),
         GATE=activation,
-        BIAS=bias is not None,
-        RESIDUAL=residual is not None,
         SPLITS=splits,
         EVEN=width % 128 == 0,
         ROWS=config.rows,

@@ -68,8 +68,6 @@ def _finish(
     NORM: tl.constexpr,
     GATE: tl.constexpr,
     SCALED: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
 ):
     """Finish the sums of the whole input, once: `total`, and `other` of up [ROWS, OUTS]."""
     total, other, squares = sums
@@ -88,9 +86,9 @@ def _finish(
             other *= row_scale * above[None, :]
     if GATE != "":
         total = activate(total, other, GATE)
-    if BIAS:
+    if bias is not None:
         total += tl.load(bias + out, mask=out < outs, other=0.0).to(tl.float32)[None, :]
-    if RESIDUAL:
+    if residual is not None:
         at = row.to(tl.int64)[:, None] * residual_stride + out[None, :]
         total += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
     at = row.to(tl.int64)[:, None] * outs + out[None, :]
@@ -121,8 +119,6 @@ def _product_kernel(
     NORM: tl.constexpr,
     GATE: tl.constexpr,
     SCALED: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
@@ -168,7 +164,7 @@ def _product_kernel(
     sizes = rows, width, outs, residual_stride, eps
     if SPLITS == 1:
         sums = total, other, squares
-        _finish(sums, row, out, mask, operands, sizes, NORM, GATE, SCALED, BIAS, RESIDUAL)
+        _finish(sums, row, out, mask, operands, sizes, NORM, GATE, SCALED)
     else:
         # Parts of this tile: sums, sums of up, squares; each program writes its own.
         CELL: tl.constexpr = 2 * ROWS * OUTS + ROWS
@@ -197,7 +193,7 @@ def _product_kernel(
                 if NORM:
                     squares += tl.load(cell + 2 * ROWS * OUTS + row, cache_modifier=".cg")
             sums = total, other, squares
-            _finish(sums, row, out, mask, operands, sizes, NORM, GATE, SCALED, BIAS, RESIDUAL)
+            _finish(sums, row, out, mask, operands, sizes, NORM, GATE, SCALED)
 
 
 def product_skinny(
@@ -247,8 +243,8 @@ def product_skinny(
         weight.data,
         weight.scales if isinstance(weight, Fp8Weight) else x,
         x if scales is None else scales,
-        x if bias is None else bias,
-        x if residual is None else residual,
+        bias,
+        residual,
         y,
         partial,
         tickets,
@@ -264,8 +260,6 @@ def product_skinny(
         NORM=norm is not None,
         GATE=activation,
         SCALED=scales is not None,
-        BIAS=bias is not None,
-        RESIDUAL=residual is not None,
         SPLITS=splits,
         ROWS=config.rows,
         OUTS=config.outs,
