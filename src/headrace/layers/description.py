@@ -35,7 +35,7 @@ class Description:
         self.arch = arch
         self._nodes: list[Node] = []
 
-    def graph(self, inputs: Sequence[Value] = (), **outputs: Value) -> Graph:
+    def graph(self, inputs: Sequence[Value] = (), /, **outputs: Value) -> Graph:
         """Return the graph so far; `inputs`: values that no node makes."""
         return Graph(tuple(self._nodes), outputs, tuple(inputs))
 

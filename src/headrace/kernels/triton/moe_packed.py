@@ -131,7 +131,7 @@ def grouped_packed(
     width = table.shape[1]
     outs = table.shape[0] // 2 if activation else table.shape[0]
     assert tiles.rows == config.rows
-    assert table.bits
+    assert table.packed is not None
     assert table.scales is not None
     assert x.stride(1) == 1
     chunks = -(-width // 128)
@@ -170,7 +170,7 @@ def grouped_packed(
         per_split,
         SHARED=shared,
         SINGLE=tiles.single,
-        PACKING=packing_of(table, x.dtype),
+        PACKING=packing_of(table.packed, x.dtype),
         GATE=activation,
         SPLIT=splits > 1,
         EVEN=width % 128 == 0,

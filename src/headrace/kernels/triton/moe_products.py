@@ -216,7 +216,7 @@ def grouped_product(
     each = config.outs
     if activation:
         assert table.blocked is None
-        assert not table.bits
+        assert table.packed is None
         outs, each = outs // 2, each // 2
     grid = (tiles.count, triton.cdiv(outs, each))
     listed, expert, assignments = tiles.listed, tiles.expert, tiles.assignments
@@ -248,7 +248,7 @@ def grouped_product(
             INNER=BLOCK,
             **cut,
         )
-    elif table.bits:
+    elif table.packed is not None:
         _packed_kernel[grid](
             x,
             table.data,
@@ -261,7 +261,7 @@ def grouped_product(
             outs,
             -(-width // 128),
             x.stride(0),
-            PACKING=packing_of(table, x.dtype),
+            PACKING=packing_of(table.packed, x.dtype),
             EVEN=width % 128 == 0,
             WHOLE=config.whole and x.dtype != torch.float32,
             **cut,

@@ -66,12 +66,8 @@ class ExpertTable:
     scales: torch.Tensor | None = None
     """Scales of fp8 codes, or the pairs of packed ones."""
     factors: torch.Tensor | None = None
-    zero: int | None = None
-    """The one zero of packed codes, as `TiledWeight` has it."""
-    bits: int = 0
-    """Width of packed codes; 0: not packed."""
-    group: int = 0
-    """Inputs that share a packed scale."""
+    packed: TiledWeight | None = None
+    """The first of packed experts, whose form all have; None: not packed."""
     blocked: bool | None = None
     """Whether fp8 has a scale per block or per row; None: not fp8."""
     kept: tuple[Weight, ...] = ()
@@ -104,9 +100,7 @@ def expert_table(experts: Sequence[Weight], dtype: torch.dtype) -> ExpertTable:
         _addresses([e.codes for e in tiled]),
         _addresses([e.pairs for e in tiled]),
         _addresses([e.factors for e in tiled]),
-        tiled[0].zero,
-        tiled[0].bits,
-        tiled[0].group,
+        tiled[0],
     )
 
 

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import pad
@@ -37,16 +36,13 @@ from torch.nn.functional import pad
 from ..weights import PackedWeight, TiledWeight, Weight
 from .unpack import BF16, BYTES, CHUNK, E2M1, FP16, NONE, Packing
 
-if TYPE_CHECKING:
-    from .moe_tiles import ExpertTable
-
 HALF = 64
 _MAGIC = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: NONE}
 _TWICE = (0, 1, 2, 3, 4, 6, 8, 12)
 """Twice the magnitude of each code of e2m1 below 8; those from 8 on are below zero."""
 
 
-def packing_of(weight: TiledWeight | ExpertTable, dtype: torch.dtype) -> Packing:
+def packing_of(weight: TiledWeight, dtype: torch.dtype) -> Packing:
     """Return a weight's form, with codes as operands of `dtype`."""
     return Packing(weight.bits, weight.group, weight.zero, _MAGIC[dtype])
 

@@ -30,10 +30,10 @@ import triton
 import triton.language as tl
 
 from ..weights import TiledWeight
-from .packed import CHUNK, packing_of
+from .packed import packing_of
 from .split import add_parts, count_splits
 from .support import INTERPRET, matrix_product
-from .unpack import Packing, added, first_half, second_half, unpack, unpack_step
+from .unpack import CHUNK, Packing, added, first_half, second_half, unpack, unpack_step
 
 EXPANDED = 64 * 2**20
 """Bytes of a dense slice on its way to the library."""
