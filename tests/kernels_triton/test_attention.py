@@ -410,7 +410,7 @@ def test_codes_as_first_sides(case: tuple[object, ...], magnitude: float) -> Non
 def _terms_kernel(x, y, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     at = row[:, None] * WIDTH + column[None, :]
-    terms, back = two_terms(tl.load(x + at), True)
+    terms, back = two_terms(tl.load(x + at))
     sums = tl.trans(join_terms(terms.to(tl.float32))) * back[:, None]
     tl.store(y + at, sums)
 

@@ -255,7 +255,7 @@ def test_experts_of_mixed_formats_become_dense() -> None:
     ]
     table = expert_table(mixed, torch.float32)
     assert table.blocked is None
-    assert table.bits == 0
+    assert table.packed is None
     assert len(table.kept) == 3
     kept = [weight.data for weight in table.kept if isinstance(weight, DenseWeight)]
     assert torch.equal(kept[1], quantise_weight(matrices[1]).values())

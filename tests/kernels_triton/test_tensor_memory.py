@@ -17,18 +17,18 @@ import sys
 import torch
 from gpu_aot import compiling, read_all
 
-from headrace.kernels.triton.packed import BYTES, planes_of
 from headrace.kernels.triton.product_packed import product_packed
 from headrace.kernels.triton.table import Table, load_table
+from headrace.kernels.triton.unpack import BYTES, NONE, Packing
 from headrace.kernels.weights import TiledWeight
 
 bits, group = int(sys.argv[1]), int(sys.argv[2])
 zero = None if sys.argv[3] == "none" else int(sys.argv[3])
 outs, width = 4096, 2048
-chunks = width // 128
+chunks, planes = width // 128, Packing(bits, group, zero, NONE).planes
 weight = TiledWeight(
     torch.empty(chunks, outs, BYTES[bits], dtype=torch.uint8, device="meta"),
-    torch.empty(chunks, planes_of(group, zero), outs, dtype=torch.int32, device="meta"),
+    torch.empty(chunks, planes, outs, dtype=torch.int32, device="meta"),
     torch.empty(outs, device="meta"),
     zero,
     bits,

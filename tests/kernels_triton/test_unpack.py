@@ -11,7 +11,16 @@ import pytest
 import torch
 
 from headrace.kernels.triton.packed import tile_weight
-from headrace.kernels.triton.unpack import BF16, E2M1, FP16, added, spell, spell_all, unpack_step
+from headrace.kernels.triton.unpack import (
+    BF16,
+    E2M1,
+    FP16,
+    Packing,
+    added,
+    spell,
+    spell_all,
+    unpack_step,
+)
 from headrace.kernels.weights import PackedWeight
 
 WORD = 0xFFFFFFFF
@@ -92,7 +101,7 @@ def test_every_code_of_a_chunk(bits: int, group: int, magic: int) -> None:
     codes = torch.randint(0, 2**bits, (1, 128), dtype=torch.uint8)
     packed = PackedWeight(codes, torch.ones(1, 128 // group), None, bits, group, (1, 128))
     stored = tile_weight(packed).codes.flatten().tolist()
-    step = unpack_step(bits, group)
+    step = unpack_step(Packing(bits, group, None, magic))
     for at in range(0, 128, step):
         for place in range(0, step, 4):
             column = at + place if bits == 8 else (at + place) % 64

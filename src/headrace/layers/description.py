@@ -35,8 +35,9 @@ class Description:
         self.arch = arch
         self._nodes: list[Node] = []
 
-    def graph(self, **outputs: Value) -> Graph:
-        return Graph(tuple(self._nodes), outputs)
+    def graph(self, inputs: Sequence[Value] = (), /, **outputs: Value) -> Graph:
+        """Return the graph so far; `inputs`: values that no node makes."""
+        return Graph(tuple(self._nodes), outputs, tuple(inputs))
 
     def node(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..base.arch import Rope
-from ..base.graph import ActivationSpec, AttentionSpec, Value
+from ..base.graph import ActivationSpec, AttentionSpec, Node, Rows, Value, WindowSpec
 from .description import Description, vector
 from .feed_forward import two_products
 
@@ -41,6 +41,13 @@ def bidirectional(
         qkv = to.node("write", (qkv,), spec.stacked, gains, spec)
     mixed = to.node("attend", (qkv,), spec.queries, spec=spec)
     return to.linear(mixed, output, outputs=arch.hidden, bias=output_bias, purpose="output")
+
+
+def side_by_side(to: Description, x: Value, square: int) -> Value:
+    """Describe rows of `square` following rows of x each."""
+    wide = Value(Rows("N", over=square), square * x.width)
+    to.nodes(Node("window", (x,), (wide,), (), WindowSpec(square, square)))
+    return wide
 
 
 def siglip(to: Description, x: Value, at: str) -> Value:

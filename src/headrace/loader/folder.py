@@ -14,7 +14,7 @@ from ..models.reader import from_hf
 from ..quant.schemes import scheme_of
 from .gguf_model import end_of_turn, with_rows
 from .headers import hold
-from .jsonfile import read_json
+from .jsonfile import read_json, read_optional
 from .pooling import read_pooling
 from .sealed import check_shards
 from .shards import find_shards
@@ -56,7 +56,7 @@ def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFil
             "AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one)"
         )
     tokenizer = _Tokenizer(folder)
-    generation = _optional(folder / "generation_config.json")
+    generation = read_optional(folder / "generation_config.json")
     bos_id = _ids(config, generation, key="bos_token_id")
     bos = tokenizer.special.get("bos_token")
     if bos in tokenizer.added:
@@ -88,8 +88,8 @@ class _Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = _optional(folder / "tokenizer_config.json")
-        named = {**_optional(folder / "special_tokens_map.json"), **self.config}
+        self.config = read_optional(folder / "tokenizer_config.json")
+        named = {**read_optional(folder / "special_tokens_map.json"), **self.config}
         self.special = {key: text for key in _SPECIAL if (text := _content(named.get(key)))}
         path = folder / "tokenizer.json"
         if path.stat().st_size > MAX_TOKENIZER:
@@ -172,10 +172,6 @@ def _begins_with(processor: object, token: str) -> bool:
     first = single[0] if isinstance(single, list) and single else None
     special = first.get("SpecialToken") if isinstance(first, dict) else None
     return isinstance(special, dict) and special.get("id") == token
-
-
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
 
 
 def _content(value: object) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import ModelFileError
+from ..base.errors import ModelFileError, UnsupportedModel
 
 MAX_JSON = 64 << 20
 
@@ -18,6 +18,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelFileError(f"{path.name}: must be a JSON object")
     return value
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """Read an object like `read_json`; an empty one if there is no such file."""
+    return read_json(path) if path.is_file() else {}
 
 
 def read_list(path: Path) -> list[Any]:
@@ -34,6 +39,13 @@ def natural(config: Mapping[str, Any], name: str, most: int) -> int:
     if type(value) is not int or not 0 < value <= most:
         raise ModelFileError(f"config.json: {name} must be a number from 1 to {most:,}")
     return value
+
+
+def verify_usual(said: Mapping[str, Any], file: str = "config.json", **usual: object) -> None:
+    """Raise `UnsupportedModel` if a config names another value than the usual, the only one run."""
+    for name, value in usual.items():
+        if said.get(name, value) != value:
+            raise UnsupportedModel(f"{file}: {name}: only {value} is run")
 
 
 def _read(path: Path) -> Any:

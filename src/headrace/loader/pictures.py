@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import isqrt, prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,9 @@ def _read(files: ModelFiles) -> PictureArch | None:
     config = encoder_config(files, KINDS)
     if config is None:
         return None
-    return picture_arch(config, _processing(files), files.arch.hidden, _filming(files))
+    pictures = _processor(files.path, "preprocessor_config.json", "image_processor", {})
+    videos = _processor(files.path, "video_preprocessor_config.json", "video_processor", None)
+    return picture_arch(config, pictures, files.arch.hidden, videos)
 
 
 def picture_weights(files: ModelFiles, picture: PictureArch) -> Iterator[tuple[str, Named]]:
@@ -111,25 +114,15 @@ def _shapes(picture: PictureArch) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in named.items() if name not in made} | picture.beside
 
 
-def _processing(files: ModelFiles) -> Mapping[str, Any]:
-    """Read what the model's processor does to pictures: a file of its own, or part of another."""
-    own, whole = files.path / "preprocessor_config.json", files.path / "processor_config.json"
-    if own.is_file():
-        return read_json(own)
-    given = read_json(whole).get("image_processor") if whole.is_file() else {}
-    if not isinstance(given, dict):
-        raise ModelFileError("processor_config.json: image_processor must be an object")
-    return given
-
-
-def _filming(files: ModelFiles) -> Mapping[str, Any] | None:
-    """Read what the model's processor does to videos; None: no file says it apart."""
-    own, whole = files.path / "video_preprocessor_config.json", files.path / "processor_config.json"
-    if own.is_file():
-        return read_json(own)
-    given = read_json(whole).get("video_processor") if whole.is_file() else None
-    if not isinstance(given, dict | None):
-        raise ModelFileError("processor_config.json: video_processor must be an object")
+def _processor(folder: Path, own: str, member: str, absent: Any) -> Any:
+    """Read what the model's processor does: from a file of its own, or from a part of the whole
+    processor's; `absent`: there is neither."""
+    if (folder / own).is_file():
+        return read_json(folder / own)
+    whole = folder / "processor_config.json"
+    given = read_json(whole).get(member) if whole.is_file() else absent
+    if given is not absent and not isinstance(given, dict):
+        raise ModelFileError(f"processor_config.json: {member} must be an object")
     return given
 
 

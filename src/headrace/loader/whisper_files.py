@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import tokenizers
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..models.whisper import WhisperArch
 from .ctranslate import BinaryModel
-from .jsonfile import MAX_JSON, read_json
+from .jsonfile import MAX_JSON, read_json, read_optional
 from .safetensors_file import StoredTensor, read_header
 from .stored import mapped, stored
 
@@ -130,20 +131,12 @@ def open_whisper(folder: Path) -> WhisperFiles:
     weights = folder / "model.bin"
     if weights.exists():
         binary = BinaryModel(weights)
-        known = binary.variables
-        shapes = {name: variable.shape for name, variable in known.items()}
-        tensor: Callable[[str], Array] = lambda name: _translated(binary, name)  # noqa: E731
-        width, mels = (_shape(shapes, "encoder/conv1/weight", 3)[i] for i in (0, 1))
-        vocab = _shape(shapes, "decoder/embeddings/weight", 2)[0]
-        positions = _shape(shapes, "decoder/position_encodings/encodings", 2)[0]
-        frames = _shape(shapes, "encoder/position_encodings/encodings", 2)[0]
-        layers = [
-            sum(f"{part}/layer_{i}/ffn/linear_0/bias" in known for i in range(_LARGEST["layers"]))
-            for part in ("encoder", "decoder")
-        ]
+        called: Callable[[str], str] = _translated
+        shapes = {name: variable.shape for name, variable in binary.variables.items()}
+        tensor: Callable[[str], Array] = lambda name: _floating(binary, _translated(name))  # noqa: E731
+        table: Callable[[], Array] = partial(_floating, binary, _translated(TABLE), binary.mapped)
         suppressed, first = config.get("suppress_ids"), config.get("suppress_ids_begin")
         alignment = config.get("alignment_heads")
-        table = _floating(binary, "decoder/embeddings/weight", binary.mapped)
     else:
         weights = folder / "model.safetensors"
         if config.get("model_type") != "whisper" or not weights.exists():
@@ -156,22 +149,24 @@ def open_whisper(folder: Path) -> WhisperFiles:
                 f"{weights.name}: {HEAD} is not equal to the embedding; a Whisper with a head of "
                 "its own is not run"
             )
-        shapes = {name: one.shape for name, one in header.items()}
-        tensor = lambda name: stacked(header, name)  # noqa: E731
-        width, mels = (_shape(shapes, "model.encoder.conv1.weight", 3)[i] for i in (0, 1))
-        vocab = _shape(shapes, TABLE, 2)[0]
-        positions = _shape(shapes, "model.decoder.embed_positions.weight", 2)[0]
-        frames = _shape(shapes, "model.encoder.embed_positions.weight", 2)[0]
-        layers = [
-            sum(f"model.{part}.layers.{i}.fc1.bias" in shapes for i in range(_LARGEST["layers"]))
-            for part in ("encoder", "decoder")
-        ]
-        path = folder / "generation_config.json"
-        said = read_json(path) if path.exists() else {}
+        called, shapes = str, {name: one.shape for name, one in header.items()}
+        tensor, table = partial(stacked, header), partial(mapped, header, TABLE)
+        said = read_optional(folder / "generation_config.json")
         suppressed = said.get("suppress_tokens", config.get("suppress_tokens"))
         first = said.get("begin_suppress_tokens", config.get("begin_suppress_tokens"))
         alignment = said.get("alignment_heads")
-        table = mapped(header, TABLE)
+    width, mels = _shape(shapes, called("model.encoder.conv1.weight"), 3)[:2]
+    vocab = _shape(shapes, called(TABLE), 2)[0]
+    positions, frames = (
+        _shape(shapes, called(f"model.{part}.embed_positions.weight"), 2)[0]
+        for part in ("decoder", "encoder")
+    )
+    layers = [
+        sum(
+            called(f"model.{part}.layers.{i}.fc1.bias") in shapes for i in range(_LARGEST["layers"])
+        )
+        for part in ("encoder", "decoder")
+    ]
     for what, value in (("width", width), ("mels", mels), ("vocab", vocab)):
         if not 0 < value <= _LARGEST[what]:
             raise UnsupportedModel(f"{what} of {value:,}, at most {_LARGEST[what]:,} are run")
@@ -203,7 +198,7 @@ def open_whisper(folder: Path) -> WhisperFiles:
         never_first,
         _pairs(alignment, layers[1], heads),
         special,
-        table,
+        table(),
         tensor("model.decoder.embed_positions.weight").itemsize,
         tokenizer,
         tensor,
@@ -327,11 +322,11 @@ _TOP = {
 }
 
 
-def _translated(binary: BinaryModel, name: str) -> Array:
-    """Read a tensor of CTranslate2's file by Hugging Face's name."""
+def _translated(name: str) -> str:
+    """Return the name in CTranslate2's file of a tensor by Hugging Face's."""
     _, part, rest = name.split(".", 2)
     if rest == "embed_positions.weight":
-        return _floating(binary, f"{part}/position_encodings/encodings")
+        return f"{part}/position_encodings/encodings"
     inner, _, kind = rest.rpartition(".")
     table = _TOP
     place = part
@@ -339,7 +334,7 @@ def _translated(binary: BinaryModel, name: str) -> Array:
         _, number, inner = inner.split(".", 2)
         table, place = _LAYER, f"{part}/layer_{number}"
     norm = {"weight": "gamma", "bias": "beta"} if inner.endswith("norm") else {}
-    return _floating(binary, f"{place}/{table[inner]}/{norm.get(kind, kind)}")
+    return f"{place}/{table[inner]}/{norm.get(kind, kind)}"
 
 
 def _floating(binary: BinaryModel, name: str, read: Callable[[str], Array] | None = None) -> Array:

@@ -15,10 +15,10 @@ from typing import Any
 from ..base.arch import ModelArch
 from ..base.arch_fields import Fields
 from ..base.errors import UnsupportedModel
-from ..base.graph import TOKENS, EmbedSpec, Graph, Node, Rows, Value, WindowSpec
+from ..base.graph import TOKENS, EmbedSpec, Graph, Value
 from ..base.tiling import Panning
 from ..layers.description import Description
-from ..layers.encoder import siglip
+from ..layers.encoder import side_by_side, siglip
 from .picture_arch import (
     ACTIVATIONS,
     CHANNELS,
@@ -50,6 +50,7 @@ class GemmaPictures(PictureArch):
     end: int
     """Id of `END`."""
 
+    PATCHES = PATCHES
     KINDS = ("gemma3",)
     PREFIXES = (f"{TOWER}.", f"{JOINT}.")
     RENAMED = {  # noqa: RUF012
@@ -147,9 +148,7 @@ class GemmaPictures(PictureArch):
         return "Here is the original image \n\n" if rows else "\n\n", "\n\n"
 
     def stored(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if name == f"{PATCHES}.weight":
-            return shape[0], CHANNELS, self.patch, self.patch
-        return shape[::-1] if self.turned(name) else shape
+        return shape[::-1] if self.turned(name) else PictureArch.stored(self, name, shape)
 
     def turned(self, name: str) -> bool:
         return name == f"{PROJECTION}.weight"
@@ -165,14 +164,12 @@ class GemmaPictures(PictureArch):
         x = to.linear(patches, PATCHES, outputs=arch.hidden, bias=True)
         x = to.add(x, to.embed(PLACES, arch.max_context, EmbedSpec("positions")))
         x = siglip(to, x, TOWER)
-        wide = Value(Rows("N", over=square), square * arch.hidden)
-        to.nodes(Node("window", (x,), (wide,), (), WindowSpec(square, square)))
+        wide = side_by_side(to, x, square)
         mean, *others = to.parts(wide, [arch.hidden] * square)
         for other in others:
             mean = to.add(mean, other)
         mean = to.rms_norm(to.scale(mean, 1 / square), NORM)
-        graph = to.graph(hidden=to.linear(mean, PROJECTION, outputs=self.hidden))
-        return Graph(graph.nodes, graph.outputs, (patches,))
+        return to.graph((patches,), hidden=to.linear(mean, PROJECTION, outputs=self.hidden))
 
 
 def _panning(read: Fields, tile: int) -> Panning:

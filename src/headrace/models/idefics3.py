@@ -16,10 +16,10 @@ from ..base.arch import ModelArch
 from ..base.arch_fields import Fields
 from ..base.errors import UnsupportedModel
 from ..base.filming import Film, Sampling
-from ..base.graph import TOKENS, EmbedSpec, Graph, Node, Rows, Value, WindowSpec
+from ..base.graph import TOKENS, EmbedSpec, Graph, Value
 from ..base.tiling import Tiling
 from ..layers.description import Description
-from ..layers.encoder import siglip
+from ..layers.encoder import side_by_side, siglip
 from .picture_arch import (
     ACTIVATIONS,
     CHANNELS,
@@ -49,6 +49,7 @@ class Idefics3Pictures(PictureArch):
     trained: int
     """Positions of a side of the table."""
 
+    PATCHES = PATCHES
     KINDS = ("idefics3", "smolvlm")
     PREFIXES = (f"{TOWER}.", f"{JOINT}.")
 
@@ -166,9 +167,9 @@ class Idefics3Pictures(PictureArch):
         return text + ("\n" if rows else "") + f"{AROUND}{WHOLE}{token}{AROUND}"
 
     def stored(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if name == f"{PATCHES}.weight":
-            return shape[0], CHANNELS, self.patch, self.patch
-        return (self.trained**2, shape[1]) if name == f"{PLACES}.weight" else shape
+        if name == f"{PLACES}.weight":
+            return self.trained**2, shape[1]
+        return PictureArch.stored(self, name, shape)
 
     def picked(self, name: str) -> list[int] | None:
         return self.positions() if name == f"{PLACES}.weight" else None
@@ -180,10 +181,8 @@ class Idefics3Pictures(PictureArch):
         x = to.linear(patches, PATCHES, outputs=arch.hidden, bias=True)
         x = to.add(x, to.embed(PLACES, arch.max_context, EmbedSpec("positions")))
         x = siglip(to, x, TOWER)
-        wide = Value(Rows("N", over=square), square * arch.hidden)
-        to.nodes(Node("window", (x,), (wide,), (), WindowSpec(square, square)))
-        graph = to.graph(hidden=to.linear(wide, JOINT, outputs=self.hidden))
-        return Graph(graph.nodes, graph.outputs, (patches,))
+        wide = side_by_side(to, x, square)
+        return to.graph((patches,), hidden=to.linear(wide, JOINT, outputs=self.hidden))
 
 
 _SMALL = (

@@ -14,10 +14,10 @@ from typing import Any
 from ..base.arch import ModelArch
 from ..base.arch_fields import Fields
 from ..base.errors import UnsupportedModel
-from ..base.graph import TOKENS, ActivationSpec, EmbedSpec, Graph, Node, Rows, Value, WindowSpec
+from ..base.graph import TOKENS, ActivationSpec, EmbedSpec, Graph, Value
 from ..base.tiling import Matching
 from ..layers.description import Description
-from ..layers.encoder import bidirectional
+from ..layers.encoder import bidirectional, side_by_side
 from ..layers.feed_forward import two_products
 from .picture_arch import (
     ACTIVATIONS,
@@ -59,6 +59,7 @@ class InternVlPictures(PictureArch):
     ends: bool
     """Whether there is a norm after the last layer."""
 
+    PATCHES = PATCHES
     KINDS = ("internvl",)
     PREFIXES = (f"{TOWER}.", f"{JOINT}.")
     RENAMED = {f"model.{TOWER}.": f"{TOWER}.", f"model.{JOINT}.": f"{JOINT}."}  # noqa: RUF012
@@ -136,11 +137,6 @@ class InternVlPictures(PictureArch):
     def prompt(self, token: str, rows: int, columns: int) -> str:
         return f"<img>{token * self.tiles_of(rows, columns)}</img>"
 
-    def stored(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if name == f"{PATCHES}.weight":
-            return shape[0], CHANNELS, self.patch, self.patch
-        return shape
-
     def scaled(self, name: str) -> str:
         layer, _, product = name.removeprefix(f"{TOWER}.encoder.layer.").partition(".")
         return f"{TOWER}.encoder.layer.{layer}.{_LAST[product]}" if product in _LAST else ""
@@ -175,11 +171,9 @@ class InternVlPictures(PictureArch):
             x = to.add(x, two_products(to, normed, *products, ActivationSpec(arch.activation)))
         if self.ends:
             x = to.layer_norm(x, f"{TOWER}.layernorm")
-        wide = Value(Rows("N", over=square), square * arch.hidden)
-        to.nodes(Node("window", (x,), (wide,), (), WindowSpec(square, square)))
+        wide = side_by_side(to, x, square)
         x = self._projected(to, wide)
-        graph = to.graph(hidden=x)
-        return Graph(graph.nodes, graph.outputs, (patches,))
+        return to.graph((patches,), hidden=x)
 
     def _projected(self, to: Description, x: Value) -> Value:
         x = to.layer_norm(x, f"{JOINT}.layer_norm")

@@ -92,6 +92,8 @@ class PictureArch:
     """Values of `model_type` of its configs."""
     PREFIXES: ClassVar[tuple[str, ...]]
     """Beginnings of its tensors' names in the graph."""
+    PATCHES: ClassVar[str]
+    """The product of patches, without `.weight`."""
     RENAMED: ClassVar[Mapping[str, str]] = {}
     """Beginning of names in a folder → in the graph."""
 
@@ -213,6 +215,9 @@ class PictureArch:
 
     def stored(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape in the files of a tensor that the graph has with `shape`."""
+        if name == f"{self.PATCHES}.weight":
+            frames = () if self.frames == 1 else (self.frames,)
+            return shape[0], CHANNELS, *frames, self.patch, self.patch
         return shape
 
     def turned(self, name: str) -> bool:

@@ -14,10 +14,10 @@ from typing import Any
 from ..base.arch import Activation, ModelArch, Rope
 from ..base.arch_fields import Fields
 from ..base.errors import UnsupportedModel
-from ..base.graph import TOKENS, ActivationSpec, Graph, Node, NormSpec, Rows, Value, WindowSpec
+from ..base.graph import TOKENS, ActivationSpec, Graph, NormSpec, Value
 from ..base.tiling import Bounding
 from ..layers.description import Description, vector
-from ..layers.encoder import bidirectional
+from ..layers.encoder import bidirectional, side_by_side
 from .picture_arch import (
     ACTIVATIONS,
     CHANNELS,
@@ -50,6 +50,7 @@ class PixtralPictures(PictureArch):
     projects: Activation
     """Function between these two."""
 
+    PATCHES = PATCHES
     KINDS = ("llava", "mistral3")
     PREFIXES = (f"{TOWER}.", f"{JOINT}.")
     RENAMED = {f"model.{TOWER}.": f"{TOWER}.", f"model.{JOINT}.": f"{JOINT}."}  # noqa: RUF012
@@ -102,11 +103,6 @@ class PixtralPictures(PictureArch):
     def prompt(self, token: str, rows: int, columns: int) -> str:
         return f"{token}{END}"
 
-    def stored(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if name == f"{PATCHES}.weight":
-            return shape[0], CHANNELS, self.patch, self.patch
-        return shape
-
     def apart(self, name: str) -> int:
         return self.factor**2 if name == f"{MERGER}.weight" else 1
 
@@ -139,16 +135,14 @@ class PixtralPictures(PictureArch):
         x = to.linear(x, first, outputs=self.hidden, bias=self.biased, purpose="up")
         x = to.activate(x, ActivationSpec(self.projects))
         x = to.linear(x, second, outputs=self.hidden, bias=self.biased, purpose="down")
-        graph = to.graph(hidden=x)
-        return Graph(graph.nodes, graph.outputs, (patches,))
+        return to.graph((patches,), hidden=x)
 
     def _merged(self, to: Description, x: Value) -> Value:
         """Describe a norm of each patch, and one product over those of a square side by side."""
         square, width = self.factor**2, self.arch.hidden
         gain = vector([f"{JOINT}.norm.weight"], [width])
         x = to.node("norm", (x,), width, [gain], NormSpec("rms", self.eps))
-        wide = Value(Rows("N", over=square), square * width)
-        to.nodes(Node("window", (x,), (wide,), (), WindowSpec(square, square)))
+        wide = side_by_side(to, x, square)
         return to.linear(wide, MERGER, outputs=width)
 
 

@@ -19,10 +19,10 @@ from ..base.arch import ModelArch, Rope
 from ..base.arch_fields import Fields
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.filming import Film, Sampling, single
-from ..base.graph import TOKENS, ActivationSpec, Graph, Node, Rows, Value, WindowSpec
+from ..base.graph import TOKENS, ActivationSpec, Graph, Value
 from ..base.tiling import Filming, Fitting
 from ..layers.description import Description
-from ..layers.encoder import bidirectional
+from ..layers.encoder import bidirectional, side_by_side
 from ..layers.feed_forward import two_products
 from .picture_arch import (
     ACTIVATIONS,
@@ -69,6 +69,7 @@ class QwenPictures(PictureArch):
     ticks: float = 0.0
     """Positions of a second of a video; 0: each tile of it has one (Qwen2-VL)."""
 
+    PATCHES = PATCHES
     KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
     PREFIXES = (f"{TOWER}.",)
     RENAMED = {f"model.{TOWER}.": f"{TOWER}."}  # noqa: RUF012
@@ -202,11 +203,6 @@ class QwenPictures(PictureArch):
     def prompt(self, token: str, rows: int, columns: int) -> str:
         return token
 
-    def stored(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if name == f"{PATCHES}.weight":
-            return shape[0], CHANNELS, FRAMES, self.patch, self.patch
-        return shape
-
     def describe(self) -> Graph:
         to = Description(self.arch)
         patches, places = Value(TOKENS, FRAMES * self.width), Value(TOKENS, self.arch.hidden)
@@ -234,9 +230,8 @@ class QwenPictures(PictureArch):
                 at = f"{TOWER}.deepstack_merger_list.{number}"
                 further[f"deep{number}"] = self._merged(to, x, at, after=True)
         hidden = self._merged(to, x, f"{TOWER}.merger", after=False)
-        graph = to.graph(hidden=hidden, **further)
         inputs = (patches, places) if self.trained else (patches,)
-        return Graph(graph.nodes, graph.outputs, inputs)
+        return to.graph(inputs, hidden=hidden, **further)
 
     def _norm(self, to: Description, x: Value, name: str) -> Value:
         return to.rms_norm(x, name) if self.kind == "qwen2_5_vl" else to.layer_norm(x, name)
@@ -264,15 +259,14 @@ class QwenPictures(PictureArch):
         """Describe rows of squares, side by side, through two products. `after`: the norm is over a
         square, not over each of its patches."""
         square = self.factor**2
-        wide = Value(Rows("N", over=square), square * self.arch.hidden)
         third = self.kind.startswith("qwen3")
         norm = f"{at}.norm" if third else f"{at}.ln_q"
         names = ("linear_fc1", "linear_fc2") if third else ("mlp.0", "mlp.2")
         if not after:
             x = self._norm(to, x, norm)
-        to.nodes(Node("window", (x,), (wide,), (), WindowSpec(square, square)))
-        x = to.layer_norm(wide, norm) if after else wide
-        x = to.linear(x, f"{at}.{names[0]}", outputs=wide.width, bias=True, purpose="up")
+        x = side_by_side(to, x, square)
+        x = to.layer_norm(x, norm) if after else x
+        x = to.linear(x, f"{at}.{names[0]}", outputs=x.width, bias=True, purpose="up")
         x = to.activate(x, ActivationSpec("gelu"))
         return to.linear(x, f"{at}.{names[1]}", outputs=self.hidden, bias=True, purpose="down")
 

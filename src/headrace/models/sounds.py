@@ -115,8 +115,7 @@ def describe_sounds(sound: SoundArch) -> Graph:
     halves = [to.part(pairs, first, arch.hidden) for first in (0, arch.hidden)]
     halves = [_node(to, "scale", half, _PAIRS, arch.hidden, ScaleSpec(0.5)) for half in halves]
     mean = to.layer_norm(to.add(*halves), f"{TOWER}.layer_norm")
-    graph = to.graph(hidden=to.linear(mean, JOINT, outputs=sound.hidden, bias=True))
-    graph = Graph(graph.nodes, graph.outputs, (features,))
+    graph = to.graph((features,), hidden=to.linear(mean, JOINT, outputs=sound.hidden, bias=True))
     verify(graph)
     return graph
 

@@ -83,8 +83,7 @@ def describe_encoder(whisper: WhisperArch) -> Graph:
         kv = to.linear(hidden, name, outputs=2 * arch.hidden, bias=True, purpose="qkv")
         kept = AttentionSpec(whisper.across(layer), 0, arch.heads, HEAD_SIZE, arch.scale)
         to.node("write", (kv,), kept.queries, spec=kept)
-    graph = to.graph(hidden=hidden)
-    graph = Graph(graph.nodes, graph.outputs, (features,))
+    graph = to.graph((features,), hidden=hidden)
     verify(graph)
     return graph
 

@@ -9,6 +9,7 @@ options and values that would help.
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -249,13 +250,9 @@ def largest_pool(wish: Wish, room: int) -> PoolShape:
     kept = graph_groups(describe(wish.arch), wish.kv_dtype)
     groups = [group for group in kept if not group.state]
     high = max([low, *(window_cap(wish, group.window) for group in groups)])
-    while low < high:
-        middle = (low + high + 1) // 2
-        if kept_bytes(wish, pool_of(wish, middle)) <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return pool_of(wish, low)
+    more = range(low + 1, high + 1)
+    fit = bisect(more, room, key=lambda blocks: kept_bytes(wish, pool_of(wish, blocks)))
+    return pool_of(wish, low + fit)
 
 
 def _enough_for_a_host(wish: Wish, available: int, per_row: int) -> int:
@@ -315,10 +312,8 @@ def _largest_context(wish: Wish, fits: Callable[[Wish], bool], least: int) -> Wi
 
     if not fits(at(low)):
         return None
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(at(middle)) else (low, middle - 1)
-    return at(low)
+    more = range(low + 1, high + 1)
+    return at(low + bisect(more, False, key=lambda blocks: not fits(at(blocks))))
 
 
 def _too_small(wish: Wish, kv_memory: int, *, explicit: bool) -> DoesNotFit:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import tokenizers
 
 from ..base.errors import ModelFileError, UnsupportedModel
-from ..loader.jsonfile import natural, read_json
+from ..loader.jsonfile import natural, read_json, read_optional, verify_usual
 from ..loader.safetensors_file import StoredTensor, read_header
 from ..loader.stored import shaped
 from ..loader.whisper_files import open_tokenizer, own_head
@@ -81,16 +81,9 @@ def open_moonshine(folder: Path) -> MoonshineFiles:
             raise UnsupportedModel(f"config.json: {part}_num_key_value_heads: only {heads} is run")
         if sizes["hidden_size"] % heads:
             raise ModelFileError(f"config.json: {part}_num_attention_heads must divide hidden_size")
-    for name, usual in (
-        ("encoder_hidden_act", "gelu"),
-        ("decoder_hidden_act", "silu"),
-        ("attention_bias", False),
-    ):
-        if said.get(name, usual) != usual:
-            raise UnsupportedModel(f"config.json: {name}: only {usual} is run")
-    path = folder / "preprocessor_config.json"
-    if path.exists() and read_json(path).get("do_normalize", False) is not False:
-        raise UnsupportedModel("preprocessor_config.json: do_normalize: only false is run")
+    verify_usual(said, encoder_hidden_act="gelu", decoder_hidden_act="silu", attention_bias=False)
+    file = "preprocessor_config.json"
+    verify_usual(read_optional(folder / file), file, do_normalize=False)
     rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
     if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
         raise UnsupportedModel("config.json: rope_parameters: only the default type is run")

@@ -15,14 +15,20 @@ import numpy.typing as npt
 import tokenizers
 
 from ..base.errors import ModelFileError, UnsupportedModel
-from ..loader.jsonfile import natural, read_json
+from ..loader.jsonfile import natural, read_json, read_optional, verify_usual
 from ..loader.safetensors_file import StoredTensor, read_header
 from ..loader.stored import shaped
 from ..loader.whisper_files import open_tokenizer
 
 Floats = npt.NDArray[np.float32]
 _KINDS = "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"
-_SOUND = {"sampling_rate": 16_000, "hop_length": 160, "n_fft": 512, "win_length": 400}
+_SOUND = {
+    "sampling_rate": 16_000,
+    "hop_length": 160,
+    "n_fft": 512,
+    "win_length": 400,
+    "preemphasis": 0.97,
+}
 _NUMBERS = {
     "hidden_size": 4_096,
     "num_hidden_layers": 64,
@@ -106,14 +112,12 @@ def open_parakeet(folder: Path) -> ParakeetFiles:
     defaults = {"num_mel_bins": 80, "conv_kernel_size": 9, "subsampling_conv_channels": 256}
     encoder = {**defaults, **encoder}
     sizes = {name: natural(encoder, name, most) for name, most in _NUMBERS.items()}
-    for name, usual in (
-        ("hidden_act", "silu"),
-        ("subsampling_conv_kernel_size", 3),
-        ("subsampling_conv_stride", 2),
-    ):
-        if encoder.get(name, usual) != usual:
-            raise UnsupportedModel(f"config.json: {name}: only {usual} is run")
-    _check_sound(folder / "preprocessor_config.json", sizes["num_mel_bins"])
+    verify_usual(
+        encoder, hidden_act="silu", subsampling_conv_kernel_size=3, subsampling_conv_stride=2
+    )
+    file, mels = "preprocessor_config.json", sizes["num_mel_bins"]
+    # The features of `log_mel`.
+    verify_usual(read_optional(folder / file), file, **_SOUND, feature_size=mels)
     factor = encoder.get("subsampling_factor", 8)
     halvings = {2: 1, 4: 2, 8: 3, 16: 4}.get(factor)
     if halvings is None or sizes["num_mel_bins"] % factor:
@@ -136,8 +140,7 @@ def open_parakeet(folder: Path) -> ParakeetFiles:
         raise ModelFileError("config.json: durations must be numbers of frames")
     if kind == "parakeet_tdt" and (not durations or len(durations) > 64):
         raise ModelFileError("config.json: durations must be a list of at most 64")
-    path = folder / "generation_config.json"
-    start = (read_json(path) if path.exists() else {}).get("decoder_start_token_id")
+    start = read_optional(folder / "generation_config.json").get("decoder_start_token_id")
     start = blank if start is None else start
     if type(start) is not int or not 0 <= start < vocab:
         raise ModelFileError("generation_config.json: decoder_start_token_id is no token")
@@ -163,12 +166,3 @@ def open_parakeet(folder: Path) -> ParakeetFiles:
         open_tokenizer(folder / "tokenizer.json"),
         read_header(folder / "model.safetensors"),
     )
-
-
-def _check_sound(path: Path, mels: int) -> None:
-    """Raise `UnsupportedModel` if the config's features differ from those of this model's
-    `log_mel`."""
-    said = read_json(path) if path.exists() else {}
-    for name, usual in {**_SOUND, "feature_size": mels, "preemphasis": 0.97}.items():
-        if said.get(name, usual) != usual:
-            raise UnsupportedModel(f"preprocessor_config.json: {name}: only {usual} is run")

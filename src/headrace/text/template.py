@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from headrace.base.errors import InvalidRequest, ModelFileError, TooLarge
 from headrace.base.modelfiles import ModelFiles
@@ -30,6 +30,20 @@ of the first without the second (SmolVLM's), nothing of a plain text would be le
 _END_MARK = "\ue0f0end of the answer so far\ue0f1 "
 """Mark after the last message's content, to find where it ends: private characters that no template
 knows."""
+
+
+class Rendering(TypedDict, total=False):
+    """Options of a rendering in addition to the messages, which are OpenAI's; content given as text
+    parts is joined."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    documents: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool
+    """True unless it is given."""
+    continue_final_message: bool
+    """Whether the last message is left open for the model to continue."""
+    variables: Mapping[str, Any] | None
+    """The template's own (`{"enable_thinking": False}`); they cannot replace the options above."""
 
 
 class ChatTemplate:
@@ -72,64 +86,39 @@ class ChatTemplate:
                 f"the chat template does not compile: {error}", param="chat_template"
             ) from None
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[Rendering]) -> str:
         """Return the prompt of a conversation; its special tokens are spelled out.
 
-        `messages` are OpenAI's; content given as text parts is joined. `continue_final_message`
-        leaves the last message open for the model to continue. `variables` are the template's own
-        (`{"enable_thinking": False}`); they cannot replace this method's own. Raises
-        `InvalidRequest`, with the template's own words if it refuses, and `TooLarge` if it exceeds
-        a bound of the sandbox.
+        Raises `InvalidRequest`, with the template's own words if it refuses, and `TooLarge` if it
+        exceeds a bound of the sandbox.
         """
-        given = self._given(
-            messages, tools, documents, add_generation_prompt, continue_final_message, variables
-        )
+        given = self._given(messages, options)
         text = self._here(given)
         if text is None:
             kind, text = self._renderers.render(given)
             if kind != "ok":
                 raise {"raised": _refused, "exhausted": _exhausted, "failed": _failed}[kind](text)
-        return _cut(text) if continue_final_message else text
+        return _cut(text) if options.get("continue_final_message") else text
 
     def render_small(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[Rendering]
     ) -> str | None:
         """Render in milliseconds, for an event loop; None: call `render`, in a thread."""
         if self._needs_process or not _is_small(messages):
             return None
-        given = self._given(
-            messages, tools, documents, add_generation_prompt, continue_final_message, variables
-        )
-        text = self._here(given)
-        return _cut(text) if text is not None and continue_final_message else text
+        text = self._here(self._given(messages, options))
+        if text is None or not options.get("continue_final_message"):
+            return text
+        return _cut(text)
 
-    def _given(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        documents: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        variables: Mapping[str, Any] | None,
-    ) -> dict[str, Any]:
+    def _given(self, messages: Sequence[Mapping[str, Any]], options: Rendering) -> dict[str, Any]:
         """Collect the template's variables."""
-        if continue_final_message and add_generation_prompt:
+        tools, documents = options.get("tools"), options.get("documents")
+        continued, prompts = (
+            options.get("continue_final_message", False),
+            options.get("add_generation_prompt", True),
+        )
+        if continued and prompts:
             raise InvalidRequest(
                 "continue_final_message needs add_generation_prompt to be false",
                 param="continue_final_message",
@@ -137,18 +126,18 @@ class ChatTemplate:
         clean = clean_messages(messages, absent=None if self._asks_for_none else "")
         if tools:
             clean = self._teaching.teach(clean, tools)
-        if continue_final_message:
+        if continued:
             _open_end(clean)
             clean[-1]["content"] += _END_MARK
         if self._takes_parts:
             clean = [in_parts(message) for message in clean]
         return {
             **self._special,
-            **(variables or {}),
+            **(options.get("variables") or {}),
             "messages": clean,
             **(self._teaching.variables(tools) if tools else {"tools": None}),
             "documents": list(documents) if documents else None,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": prompts,
         }
 
     def _here(self, given: dict[str, Any]) -> str | None:
@@ -220,32 +209,19 @@ class ChatTemplates:
         self._files = files
         self._made = {source: ChatTemplate(source, special=files.special) for source in _of(files)}
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        **others: Any,
-    ) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[Rendering]) -> str:
         """Render a conversation; see `ChatTemplate.render`."""
-        chosen = self._chosen(tools, documents)
-        return chosen.render(messages, tools=tools, documents=documents, **others)
+        return self._chosen(options).render(messages, **options)
 
     def render_small(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        **others: Any,
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[Rendering]
     ) -> str | None:
         """Render a small conversation; see `ChatTemplate.render_small`."""
-        chosen = self._chosen(tools, documents)
-        return chosen.render_small(messages, tools=tools, documents=documents, **others)
+        return self._chosen(options).render_small(messages, **options)
 
-    def _chosen(self, tools: object, documents: object) -> ChatTemplate:
-        source = self._files.template_for(tools=bool(tools), documents=bool(documents))
+    def _chosen(self, options: Rendering) -> ChatTemplate:
+        tools, documents = bool(options.get("tools")), bool(options.get("documents"))
+        source = self._files.template_for(tools=tools, documents=documents)
         return self._made[source or ""]
 
 

@@ -143,22 +143,9 @@ class DiskTier:
         """Write the block. Returns False if the disk refuses; the log says so once."""
         if time.monotonic() < self._refused_until:
             return False
-        path = self._path(key, group, tenant)
-        fresh = path.with_name(f"{path.name}.{os.getpid()}{_TEMPORARY}")
         try:
-            try:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                file = os.open(fresh, _WRITING, 0o600)
-                try:
-                    _write_all(file, self._form.closed(key, group, tenant, parts))
-                finally:
-                    os.close(file)
-                _touch(fresh, age)
-                os.replace(fresh, path)
-            except OSError:
-                with suppress(OSError):
-                    fresh.unlink()
-                raise
+            closed = self._form.closed(key, group, tenant, parts)
+            _put(self._path(key, group, tenant), closed, age)
         except OSError as refused:
             self._refused(refused)
             return False
@@ -293,15 +280,20 @@ def is_block(name: str, data: memoryview) -> bool:
 
 def put(root: Path, name: str, data: bytes) -> None:
     """Write a whole file and give it its name below `root`. Raises `OSError`."""
-    path = root / name
+    _put(root / name, [memoryview(data)])
+
+
+def _put(path: Path, parts: Sequence[Bytes], age: int | None = None) -> None:
     fresh = path.with_name(f"{path.name}.{os.getpid()}{_TEMPORARY}")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         file = os.open(fresh, _WRITING, 0o600)
         try:
-            _write_all(file, [memoryview(data)])
+            _write_all(file, parts)
         finally:
             os.close(file)
+        if age is not None:
+            _touch(fresh, age)
         os.replace(fresh, path)
     except OSError:
         with suppress(OSError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect
 from collections.abc import Container, Sequence
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -209,30 +210,29 @@ class ObjectStore:
         for name in names:
             groups.setdefault(name.rpartition("-")[2], []).append(name)
         for ordered in groups.values():
-            low, high = 0, len(ordered)
-            while low < high:
-                middle = (low + high) // 2
-                if self._files.exists(f"{self._root}/{ordered[middle]}"):
-                    low = middle + 1
-                else:
-                    high = middle
-            found.update(ordered[:low])
+            there = bisect(
+                ordered, False, key=lambda name: not self._files.exists(self._path(name))
+            )
+            found.update(ordered[:there])
         return [name in found for name in names]
 
     def read(self, name: str, most: int) -> bytes:
         try:
-            return bytes(self._files.cat_file(f"{self._root}/{name}", start=0, end=most))
+            return bytes(self._files.cat_file(self._path(name), start=0, end=most))
         except (FileNotFoundError, IsADirectoryError):
             return b""
 
     def write(self, name: str, data: bytes) -> None:
-        path = f"{self._root}/{name}"
+        path = self._path(name)
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._files.pipe_file(path, data)
 
     def forget(self, folder: str) -> None:
-        if self._files.exists(f"{self._root}/{folder}"):
-            self._files.rm(f"{self._root}/{folder}", recursive=True)
+        if self._files.exists(self._path(folder)):
+            self._files.rm(self._path(folder), recursive=True)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
 
 
 SCHEMES: dict[str, type[RedisStore] | type[ObjectStore]] = {

@@ -18,14 +18,7 @@ from typing import Any, Unpack
 
 from ...base import environment
 from ...base.config import ROWS, Decision, EngineOptions
-from ...base.errors import (
-    EngineDead,
-    EngineFault,
-    HeadraceError,
-    InvalidRequest,
-    Overloaded,
-    ShuttingDown,
-)
+from ...base.errors import EngineDead, EngineFault, HeadraceError, InvalidRequest, Overloaded
 from ...base.identity import Identity
 from ...base.outputs import Vector
 from ...base.request import EmbeddingOutput, OutputDelta, RequestOutput, StepStats
@@ -33,12 +26,12 @@ from ...base.sampling import SamplingParams
 from ...base.several import own_name
 from ...obs.life import RequestLife
 from ...obs.metrics import EngineMetrics
-from ...obs.tasks import TaskWatch, ended
+from ...obs.tasks import TaskWatch
 from .. import messages
 from ..loop.adapters import AdapterBook
 from ..loop.real import REAL_WORKER
 from .adapter_loads import AdapterLoads
-from .face import Health, Prompt, RequestOptions
+from .face import Prompt, RequestOptions
 from .held import HeldPrefixes
 from .in_work import RequestsInWork, refusal
 from .input import InputProcessor
@@ -48,7 +41,8 @@ from .operations import Operations
 from .output import Answer
 from .recorded import recorder_of
 from .stream import Stream
-from .supervision import State, Supervision
+from .supervised import SupervisedEngine
+from .supervision import Supervision
 from .supervisor import Supervisor
 
 log = logging.getLogger("headrace.engine")
@@ -56,7 +50,7 @@ WAIT_FOR_NEXT = 30.0
 """Seconds that a request whose engine died waits for the next one."""
 
 
-class AsyncEngine:
+class AsyncEngine(SupervisedEngine):
     """The real `face.ServingEngine`, which documents the public names."""
 
     def __init__(
@@ -72,8 +66,7 @@ class AsyncEngine:
     ) -> None:
         """Use `start`. `number`, `name`, `operations`: in a server of several models, this one's in
         messages and in metrics, and the server's."""
-        self.tasks = tasks
-        self._number = number
+        super().__init__(supervisor, tasks, number)
         files = model.files
         self.options = options
         self.files = files
@@ -90,10 +83,6 @@ class AsyncEngine:
         self.metrics = EngineMetrics(self.model_name, max_context=files.arch.max_context)
         self.registry = self.metrics.registry
         self.metrics.heartbeat = lambda: supervisor.heartbeat_age
-        self._supervisor = supervisor
-        self._send = supervisor.send
-        if number:
-            self._send = lambda message: supervisor.send(messages.ToModel(number, message))
         self._input = InputProcessor(files, self.tokenizer, self.max_context)
         self._recorder = recorder_of(options)
         if self._recorder is not None:
@@ -103,14 +92,8 @@ class AsyncEngine:
         )
         self.rows = options.max_sequences or ROWS
         self._most = self.rows + options.max_waiting
-        self._draining = ""
-        """Reason why new requests are refused for good."""
-        self._restarts = supervisor.restarts
-        """The supervisor's restarts when the current engine process became ready."""
         self._subscribers: list[Callable[[StepStats], None]] = []
         self._reports: list[asyncio.Future[messages.Report]] = []
-        self._threads_down: dict[str, str] = {}
-        """Threads of the engine process that should run and do not, with the reason."""
         self.adapters = AdapterBook()
         self.held_prefixes = HeldPrefixes()
         self._events = published(options)
@@ -216,11 +199,7 @@ class AsyncEngine:
         return self._work.open(request, adapter, whole=whole)
 
     def _check_open(self, sampling: SamplingParams) -> None:
-        if self._draining:
-            raise ShuttingDown(self._draining, retry_after=2.0)
-        self.operations.check_awake()
-        if self._supervisor.state is not State.READY:
-            raise self._supervisor.dead()
+        self._check_ready()
         wanted = sampling.n if type(sampling.n) is int else 1
         if self._work.sequences + wanted > self._most:
             raise Overloaded(
@@ -410,32 +389,6 @@ class AsyncEngine:
 
     # The engine as a whole
 
-    def health(self) -> Health:
-        supervisor = self._supervisor
-        asleep = self.operations.asleep
-        late = supervisor.late
-        down = ended(self.tasks.down, self._threads_down)
-        ready = supervisor.state is State.READY and not (self._draining or asleep or late or down)
-        reason, retry_after = "", None if ready else supervisor.retry_after
-        if self._draining:
-            reason = "shutting down"
-        elif asleep:
-            reason, retry_after = f"asleep (level {asleep})", messages.ASLEEP_RETRY
-        elif late:
-            reason = f"the step loop has been silent for {supervisor.heartbeat_age:.1f} seconds"
-        elif down and supervisor.state is State.READY:
-            reason = down
-        elif not ready:
-            reason = f"{supervisor.state.value}: {supervisor.reason or 'the model is being loaded'}"
-        return Health(
-            ready=ready,
-            alive=supervisor.alive,
-            reason=reason,
-            retry_after=retry_after,
-            heartbeat_age=supervisor.heartbeat_age,
-            restarts=supervisor.restarts,
-        )
-
     def subscribe(self, callback: Callable[[StepStats], None]) -> Callable[[], None]:
         self._subscribers.append(callback)
 
@@ -469,15 +422,6 @@ class AsyncEngine:
         self._send(messages.Inspect())
         self._reports.append(waiting)
         return await waiting
-
-    @property
-    def engine_pid(self) -> int | None:
-        return self._supervisor.pid
-
-    @property
-    def last_dump(self) -> Path | None:
-        """The flight recorder's dump of the latest failure."""
-        return self._supervisor.last_dump
 
     @property
     def work(self) -> RequestsInWork:

@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...base.config import Decision, EngineOptions
-from ...base.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded, ShuttingDown
+from ...base.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded
 from ...base.identity import Identity
 from ...base.request import StepStats
 from ...base.several import own_name
 from ...base.shares import Shares
-from ...obs.tasks import TaskWatch, ended
+from ...obs.tasks import TaskWatch
 from .. import messages
-from ..clients.face import Health
 from ..clients.operations import Operations
-from ..clients.supervision import State
+from ..clients.supervised import SupervisedEngine
 from ..clients.supervisor import Supervisor
 from ..messages import Hear, HeardSoFar
 from .metrics import HearingMetrics
@@ -111,7 +110,7 @@ def samples_held() -> Shares:
     return Shares(MOST_SECONDS * RATE, full, retry_after=5.0)
 
 
-class HearingEngine:
+class HearingEngine(SupervisedEngine):
     """The transcription engine; `face.ServingEngine` documents the names that both have."""
 
     def __init__(
@@ -128,7 +127,7 @@ class HearingEngine:
         """Serve a model of an `EngineGroup`. `number`, `name`: its own in messages and in metrics;
         `operations`, `samples`: the server's."""
         self.options = options
-        self.tasks = tasks
+        super().__init__(supervisor, tasks, number)
         self.model_name = name or own_name(options.model)
         self.languages: frozenset[str] = frozenset()
         """Language codes; empty: it transcribes English alone."""
@@ -140,11 +139,7 @@ class HearingEngine:
         """Statistics of the latest step."""
         self.metrics = HearingMetrics(self.model_name)
         self.registry = self.metrics.registry
-        self._number = number
         self.operations = operations or Operations(supervisor, self, self.end_all, tasks)
-        self._supervisor = supervisor
-        self._restarts = supervisor.restarts
-        """The supervisor's restarts when the current engine process became ready."""
         self._sounds: dict[str, Hearing] = {}
         self._held: list[Hearing] = []
         """Sounds whose process died, and that wait for the next."""
@@ -154,27 +149,15 @@ class HearingEngine:
         self.sessions = 0
         """Live sessions, of which each may be silent for a while."""
         self._removing: set[asyncio.Task[None]] = set()
-        self._draining = ""
-        """Reason why new sounds are refused for good."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._audio = 0.0
-        self._threads_down: dict[str, str] = {}
-        """Threads of the engine process that should run and do not, with the reason."""
-
-    def _send(self, message: Any) -> None:
-        wrapped = messages.ToModel(self._number, message) if self._number else message
-        self._supervisor.send(wrapped)
 
     # Sounds
 
     def check_open(self) -> None:
         """Raise `ShuttingDown`, `EngineDead` or `Overloaded` if no sound would be taken now."""
-        if self._draining:
-            raise ShuttingDown(self._draining, retry_after=2.0)
-        self.operations.check_awake()
-        if self._supervisor.state is not State.READY:
-            raise self._supervisor.dead()
+        self._check_ready()
         if len(self._sounds) > self.options.max_waiting:
             raise Overloaded(
                 f"{len(self._sounds)} sounds are heard or wait, which is the limit (max_waiting)",
@@ -381,41 +364,6 @@ class HearingEngine:
         self.stats = StepStats()
         if not self._number:
             self.operations.fail(error)
-
-    # The engine as a whole
-
-    def health(self) -> Health:
-        supervisor, asleep = self._supervisor, self.operations.asleep
-        late, down = supervisor.late, ended(self.tasks.down, self._threads_down)
-        ready = supervisor.state is State.READY and not (self._draining or asleep or late or down)
-        reason = ""
-        if self._draining:
-            reason = "shutting down"
-        elif asleep:
-            reason = f"asleep (level {asleep})"
-        elif late:
-            reason = f"the step loop has been silent for {supervisor.heartbeat_age:.1f} seconds"
-        elif down and supervisor.state is State.READY:
-            reason = down
-        elif not ready:
-            reason = f"{supervisor.state.value}: {supervisor.reason or 'the model is being loaded'}"
-        return Health(
-            ready=ready,
-            alive=supervisor.alive,
-            reason=reason,
-            retry_after=None if ready else supervisor.retry_after,
-            heartbeat_age=supervisor.heartbeat_age,
-            restarts=supervisor.restarts,
-        )
-
-    @property
-    def engine_pid(self) -> int | None:
-        return self._supervisor.pid
-
-    @property
-    def last_dump(self) -> Path | None:
-        """The dump of the latest failure."""
-        return self._supervisor.last_dump
 
     # Its sounds, as `operations.Work` has requests
 

@@ -61,15 +61,7 @@ from .quantise import (
     scale_query,
     two_terms,
 )
-from .support import (
-    INTERPRETED,
-    LOG2E,
-    few_product,
-    first_seen,
-    matrix_product,
-    sink_mass,
-    soft_cap,
-)
+from .support import LOG2E, few_product, first_seen, matrix_product, sink_mass, soft_cap
 
 CUT = tl.constexpr(SHORTEST)
 ROTARY = tl.constexpr(64)
@@ -132,7 +124,6 @@ def _values(
     BLOCK: tl.constexpr,
     FOUR: tl.constexpr,
     ACROSS: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Load the values of a tile [TILE, WIDTH], or [WIDTH, TILE] if ACROSS: codes of 8 bits as they
     are, those of four bits as levels. `at`: addresses, then what they are made of."""
@@ -143,7 +134,7 @@ def _values(
         value = tl.load(v + columns[:, None] * BLOCK + tokens[None, :], mask=mask, other=0.0)
     elif FOUR:
         bytes = at[0][:, None] // 2 + tl.arange(0, WIDTH // 2)[None, :]
-        value = levels(tl.load(v + bytes, mask=seen[:, None], other=0), INTERPRET)
+        value = levels(tl.load(v + bytes, mask=seen[:, None], other=0))
     else:
         mask = seen[:, None] & (columns < WIDTH)[None, :]
         value = tl.load(v + at[0][:, None] + columns[None, :], mask=mask, other=0.0)
@@ -151,13 +142,13 @@ def _values(
 
 
 @triton.jit
-def _first_product(codes, second, INTERPRET: tl.constexpr):
+def _first_product(codes, second):
     """Multiply e4m3 codes [M, K] by two terms [K, 2 · R], or by fp32 [R, K] of which they are made
     → [M, R]."""
     if second.dtype == tl.float32:
-        second = pair_terms(second, INTERPRET)
+        second = pair_terms(second)
     sums = tl.zeros([codes.shape[0], second.shape[1]], tl.float32)
-    return join_terms(matrix_product(codes, second, sums, INTERPRET))
+    return join_terms(matrix_product(codes, second, sums))
 
 
 @triton.jit
@@ -215,7 +206,6 @@ def _split_kernel(
     FOUR: tl.constexpr,
     BIASES: tl.constexpr,
     ROPE: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Attend over one piece. HALVES: codes are multiplied as fp16, with `scale` in the query
     already. ACROSS: see `KvLayer.across`; codes are the first sides of both products then. FOUR:
@@ -259,7 +249,7 @@ def _split_kernel(
 
     factor = 1.0
     if FIRST:
-        terms, back = two_terms(query.to(tl.float32) * scale_log2, INTERPRET)
+        terms, back = two_terms(query.to(tl.float32) * scale_log2)
     if HALVES:
         query = scale_query(query, scale_log2)
         if ROPE > 0:
@@ -302,22 +292,22 @@ def _split_kernel(
         value = key
         if ROPE == 0:
             at_value = (token, block, places, kv_head, block_stride, head_stride)
-            value = _values(v, at_value, columns, seen, held, WIDTH, BLOCK, FOUR, ACROSS, INTERPRET)
+            value = _values(v, at_value, columns, seen, held, WIDTH, BLOCK, FOUR, ACROSS)
         if HALVES and not FIRST:
-            key = from_codes(key, INTERPRET, INNER=True)
+            key = from_codes(key, INNER=True)
             if not FOUR:
-                value = from_codes(value, INTERPRET, INNER=ACROSS)
+                value = from_codes(value, INNER=ACROSS)
         scores = tl.zeros([ROWS, TILE], tl.float32)
         if ROPE > 0:
             key_rope = rotary_part(k + token, seen, ROPE)
             if HALVES:
-                key_rope = from_codes(key_rope, INTERPRET, INNER=True)
+                key_rope = from_codes(key_rope, INNER=True)
             key_rope = tl.trans(key_rope).to(query.dtype)
-            scores = few_product(query_rope, key_rope, scores, INTERPRET)
+            scores = few_product(query_rope, key_rope, scores)
         if FIRST:
-            scores = tl.trans(_first_product(key, terms, INTERPRET)) * back[:, None]
+            scores = tl.trans(_first_product(key, terms)) * back[:, None]
         else:
-            scores = few_product(query, tl.trans(key).to(query.dtype), scores, INTERPRET)
+            scores = few_product(query, tl.trans(key).to(query.dtype), scores)
         if SCALED:
             scores *= scales[0].to(tl.float32)[None, :]
         if BIASES > 0:
@@ -349,13 +339,13 @@ def _split_kernel(
         total = total * shrink + tl.sum(weights, 1)
         if FIRST:
             lifted = tl.exp2(heavy - (safe - LIFT_LOG2)[:, None])
-            output = output * shrink[None, :] + _first_product(value, lifted, INTERPRET)
+            output = output * shrink[None, :] + _first_product(value, lifted)
         else:
             if SCALED:
                 weights *= _lifted(scales[1], HALVES)[None, :]
             value = (tl.trans(value) if ACROSS else value).to(query.dtype)
             output *= shrink[:, None]
-            output = few_product(weights.to(query.dtype), value, output, INTERPRET)
+            output = few_product(weights.to(query.dtype), value, output)
         best = top
 
     output = tl.trans(output) if FIRST else output
@@ -367,7 +357,7 @@ def _split_kernel(
             total += sink_mass(sinks, head * GROUP + rows % GROUP, best)
         output /= total[:, None]
         if FOUR:
-            output = turn_back(output, INTERPRET)
+            output = turn_back(output)
         finished = output.to(out.dtype.element_ty)
         place = rows * WIDTH
         if TOKENS > 1:
@@ -376,19 +366,10 @@ def _split_kernel(
     else:
         part = tl.load(line + 6)  # Not before the loop: Triton 3.6 spills there.
         leave_piece(
-            partial,
-            log_sums,
-            tickets,
-            sinks,
-            out_at,
+            (partial, log_sums, tickets, sinks, out_at),
             out_stride,
-            output,
-            best,
-            total,
-            number,
-            part,
-            parts,
-            entry,
+            (output, best, total),
+            (number, part, parts, entry),
             head,
             kv_heads,
             count,
@@ -402,7 +383,6 @@ def _split_kernel(
             JOINED,
             FOUR,
             ROPE,
-            INTERPRET,
         )
 
 
@@ -495,7 +475,6 @@ def attention_decode(
         FOUR=four,
         BIASES=biased[3],
         ROPE=rope,
-        INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
         maxnreg=config.registers if short and q.dtype != torch.float32 else None,

@@ -22,19 +22,10 @@ JOINED = 16
 
 @triton.jit
 def leave_piece(
-    partial,
-    log_sums,
-    tickets,
-    sinks,
-    out_at,
+    memory,
     out_stride,
-    output,
-    best,
-    total,
-    number,
-    part,
-    parts,
-    entry,
+    sums,
+    piece_of,
     head,
     kv_heads,
     count,
@@ -48,12 +39,14 @@ def leave_piece(
     JOINED: tl.constexpr,
     FOUR: tl.constexpr,
     ROPE: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Write this program's piece, one of several, to memory: the PACKED = tokens x GROUP query rows
     of one KV head in `partial` [pieces, kv_heads, PACKED, WIDTH]. The last program to finish joins
     all of them, in order and JOINED in a turn → `count` tokens at out_at [..., GROUP, WIDTH].
     Pieces over latents are joined by `attention_join`."""
+    partial, log_sums, tickets, sinks, out_at = memory
+    output, best, total = sums
+    number, part, parts, entry = piece_of
     rows = tl.arange(0, ROWS)
     columns = ROPE + tl.arange(0, WIDTH_PADDED)
     cell = (number * kv_heads + head) * PACKED + rows
@@ -98,7 +91,7 @@ def leave_piece(
             mass += sink_mass(sinks, head * GROUP + row % GROUP, highest)
         joined /= mass[:, None]
         if FOUR:
-            joined = turn_back(joined, INTERPRET)
+            joined = turn_back(joined)
         place = row * WIDTH
         if PACKED > GROUP:
             place = row // GROUP * out_stride + row % GROUP * WIDTH

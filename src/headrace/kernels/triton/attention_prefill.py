@@ -43,7 +43,7 @@ from ..operators import GroupBatch, KvLayer
 from .attention_decode import head_tiles, rotary_part, tokens_across
 from .kv_codes import add_biases, biases_of, levels, turn_back
 from .quantise import HIGHEST, LIFT, from_codes, scale_query
-from .support import INTERPRETED, LOG2E, first_seen, matrix_product, sink_mass, soft_cap
+from .support import LOG2E, first_seen, matrix_product, sink_mass, soft_cap
 
 L2 = 32 * 2**20
 """Bytes of KV that heads computed together may read over and over."""
@@ -80,26 +80,11 @@ def _turn(
     query,
     query_rope,
     at,
-    k,
-    v,
-    k_scale,
-    v_scale,
-    biases,
-    cos,
-    sin,
-    query_at,
-    owned,
-    factor,
-    tables,
-    entry,
-    head,
+    kv,
+    biased,
     positions,
     begin,
     length,
-    block_stride,
-    head_stride,
-    scale_block_stride,
-    table_stride,
     scale_log2,
     output,
     total,
@@ -116,9 +101,13 @@ def _turn(
     BIASES: tl.constexpr,
     ROPE: tl.constexpr,
     MASKED: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
-    """Add one tile of the KV at place `at`, by online softmax."""
+    """Add one tile of the KV at place `at`, by online softmax. `kv`: where this head's KV lies;
+    `biased`: what `add_biases` takes besides."""
+    k, v, k_scale, v_scale, tables, entry, head = kv[0]
+    block_stride, head_stride, scale_block_stride, table_stride = kv[1]
+    q, q_at, owned, factor, biases, cos, sin = biased
+    query_at = q + q_at
     ROWS: tl.constexpr = query.shape[0]
     columns = ROPE + tl.arange(0, query.shape[1])
     if ROPE > 0:
@@ -134,15 +123,15 @@ def _turn(
     key = tl.load(k + token[:, None] + columns[None, :], mask=wanted, other=0.0)
     value = key
     if HALVES:
-        key = from_codes(key, INTERPRET, INNER=True)
+        key = from_codes(key, INNER=True)
     scores = tl.zeros([ROWS, TILE], tl.float32)
     if ROPE > 0:
         key_rope = rotary_part(k + token, there, ROPE)
         if HALVES:
-            key_rope = from_codes(key_rope, INTERPRET, INNER=True)
+            key_rope = from_codes(key_rope, INNER=True)
         key_rope = tl.trans(key_rope).to(query.dtype)
-        scores = matrix_product(query_rope, key_rope, scores, INTERPRET)
-    scores = matrix_product(query, tl.trans(key).to(query.dtype), scores, INTERPRET)
+        scores = matrix_product(query_rope, key_rope, scores)
+    scores = matrix_product(query, tl.trans(key).to(query.dtype), scores)
     if SCALED:
         scale_at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
         scores *= tl.load(k_scale + scale_at, mask=there, other=0.0).to(tl.float32)[None, :]
@@ -176,7 +165,7 @@ def _turn(
     if FOUR:
         bytes = tl.arange(0, WIDTH // 2)[None, :]
         value = tl.load(v + token[:, None] // 2 + bytes, mask=there[:, None], other=0)
-        value = levels(value, INTERPRET)
+        value = levels(value)
     else:
         if ACROSS:
             tokens = tokens_across(block, places, head, block_stride, head_stride, BLOCK)
@@ -188,9 +177,9 @@ def _turn(
         elif ROPE == 0:
             value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
         if HALVES:
-            value = from_codes(value, INTERPRET, INNER=True)
+            value = from_codes(value, INNER=True)
     output = matrix_product(
-        weights.to(query.dtype), value.to(query.dtype), output * shrink[:, None], INTERPRET
+        weights.to(query.dtype), value.to(query.dtype), output * shrink[:, None]
     )
     return output, total, top
 
@@ -233,7 +222,6 @@ def _prefill_kernel(
     ACROSS: tl.constexpr,
     BIASES: tl.constexpr,
     ROPE: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Attend from one tile of rows. HALVES, FOUR, ACROSS, BIASES, ROPE: see
     `attention_decode._split_kernel`."""
@@ -293,92 +281,39 @@ def _prefill_kernel(
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     output = tl.zeros([ROWS, WIDTH_PADDED], tl.float32)
-    for at in range(tile_begin, clear_end, TILE):
-        output, total, best = _turn(
-            query,
-            query_rope,
-            at,
-            k,
-            v,
-            k_scale,
-            v_scale,
-            biases,
-            cos,
-            sin,
-            q + q_at,
-            owned,
-            factor,
-            tables,
-            entry,
-            head,
-            positions,
-            begin,
-            length,
-            block_stride,
-            head_stride,
-            scale_block_stride,
-            table_stride,
-            scale_log2,
-            output,
-            total,
-            best,
-            WIDTH,
-            BLOCK,
-            TILE,
-            WINDOW,
-            SOFTCAP,
-            SCALED,
-            HALVES,
-            FOUR,
-            ACROSS,
-            BIASES,
-            ROPE,
-            False,
-            INTERPRET,
-        )
-    for at in range(clear_end, highest + 1, TILE):
-        output, total, best = _turn(
-            query,
-            query_rope,
-            at,
-            k,
-            v,
-            k_scale,
-            v_scale,
-            biases,
-            cos,
-            sin,
-            q + q_at,
-            owned,
-            factor,
-            tables,
-            entry,
-            head,
-            positions,
-            begin,
-            length,
-            block_stride,
-            head_stride,
-            scale_block_stride,
-            table_stride,
-            scale_log2,
-            output,
-            total,
-            best,
-            WIDTH,
-            BLOCK,
-            TILE,
-            WINDOW,
-            SOFTCAP,
-            SCALED,
-            HALVES,
-            FOUR,
-            ACROSS,
-            BIASES,
-            ROPE,
-            True,
-            INTERPRET,
-        )
+    strides = block_stride, head_stride, scale_block_stride, table_stride
+    kv = (k, v, k_scale, v_scale, tables, entry, head), strides
+    biased = q, q_at, owned, factor, biases, cos, sin
+    # Without a mask, then over the diagonal with one.
+    for masked in tl.static_range(2):
+        first_place = clear_end if masked else tile_begin
+        for at in range(first_place, highest + 1 if masked else clear_end, TILE):
+            output, total, best = _turn(
+                query,
+                query_rope,
+                at,
+                kv,
+                biased,
+                positions,
+                begin,
+                length,
+                scale_log2,
+                output,
+                total,
+                best,
+                WIDTH,
+                BLOCK,
+                TILE,
+                WINDOW,
+                SOFTCAP,
+                SCALED,
+                HALVES,
+                FOUR,
+                ACROSS,
+                BIASES,
+                ROPE,
+                masked == 1,
+            )
     if HALVES:
         output *= 1.0 / LIFT
     if sinks is not None:
@@ -386,7 +321,7 @@ def _prefill_kernel(
     out_at = (first_row + token).to(tl.int64) * out_stride + query_head * WIDTH
     output /= total[:, None]
     if FOUR:
-        output = turn_back(output, INTERPRET)
+        output = turn_back(output)
     result = output.to(out.dtype.element_ty)
     tl.store(out + out_at[:, None] + columns[None, :], result, mask=real)
 
@@ -470,7 +405,6 @@ def attention_prefill(
         ACROSS=kv.across,
         BIASES=biased[3],
         ROPE=rope,
-        INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
         # With halves `log2` is one, and the compiler would fuse a key's scale with the subtraction

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from .quantise import CODES, store_groups, to_codes
-from .support import INTERPRETED
 
 TILE = 1024
 
@@ -111,7 +110,6 @@ def _gated_codes_kernel(
     ACTIVATION: tl.constexpr,
     TILE: tl.constexpr,
     HIGH: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     peak = 0.0
@@ -125,7 +123,7 @@ def _gated_codes_kernel(
     for at in range(0, width, TILE):
         columns = at + tl.arange(0, TILE)
         scaled = _act(gate_up, biases, chosen, row, columns, width, ACTIVATION) / scale
-        coded = to_codes(scaled, codes.dtype.element_ty, HIGH, INTERPRET)
+        coded = to_codes(scaled, codes.dtype.element_ty, HIGH)
         tl.store(codes + row * width + columns, coded, mask=columns < width)
 
 
@@ -142,14 +140,13 @@ def _gated_groups_kernel(
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
     HIGH: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Compute `_gated_kernel` with codes: a group lies in one tile, so nothing is read twice."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TILE
     columns = first + tl.arange(0, TILE)
     values = _act(gate_up, biases, chosen, row, columns, width, ACTIVATION)
-    store_groups(codes, scales, row, first, values, width, groups, TILE, GROUP, HIGH, INTERPRET)
+    store_groups(codes, scales, row, first, values, width, groups, TILE, GROUP, HIGH)
 
 
 def gated(
@@ -219,7 +216,6 @@ def gated_codes(
             TILE=TILE,
             GROUP=group,
             HIGH=high,
-            INTERPRET=INTERPRETED,
             num_warps=4,
         )
         return out, scales
@@ -233,7 +229,6 @@ def gated_codes(
         ACTIVATION=activation,
         TILE=2 * TILE,
         HIGH=high,
-        INTERPRET=INTERPRETED,
         num_warps=8,
     )
     return out, scales

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 
 from ...base.graph import LatentSpec
-from .moe_tiles import ExpertTable
-from .support import INTERPRETED, matrix_product
+from .moe_tiles import ExpertTable, matrix_at
+from .support import matrix_product
 
 FEW_ROWS = 64
 """Most rows for which tiles have 16, so that more programs stream a matrix."""
@@ -37,7 +37,6 @@ def _tile(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Compute x [rows, width] · weight [outs, width]ᵀ of a tile."""
     inner = tl.arange(0, INNER)
@@ -49,7 +48,7 @@ def _tile(
         there = inner < width - low
         a = tl.load(at, mask=real & there[None, :], other=0.0)
         b = tl.load(weight_at, mask=(out < outs)[None, :] & there[:, None], other=0.0)
-        total = matrix_product(a, b, total, INTERPRET)
+        total = matrix_product(a, b, total)
         at += INNER
         weight_at += INNER
     return total
@@ -74,7 +73,6 @@ def _absorb_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Pack the heads [heads + 1, ROPE + RANK] of each row; the last is the key."""
     head = tl.program_id(2)
@@ -92,12 +90,8 @@ def _absorb_kernel(
         at = rotary + place[:, None] * rotary_stride
     else:
         own_q = q + head * (PLAIN + ROPE)
-        weight = tl.load(addresses + head).to(tl.pointer_type(q.dtype.element_ty))
-        # A fresh allocation is aligned; without this hint the compiler loads element by element.
-        weight = tl.multiple_of(weight, 16)
-        total = _tile(
-            own_q, weight, rows, out, count, PLAIN, RANK, q_stride, ROWS, OUTS, INNER, INTERPRET
-        )
+        weight = matrix_at(addresses, head, q.dtype.element_ty)
+        total = _tile(own_q, weight, rows, out, count, PLAIN, RANK, q_stride, ROWS, OUTS, INNER)
         tl.store(to + ROPE + out[None, :], total.to(y.dtype.element_ty), mask=wide)
         at = own_q + PLAIN + place[:, None] * q_stride
     part = tl.load(at + turned[None, :], mask=beside, other=0.0)
@@ -117,16 +111,14 @@ def _unpack_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     head = tl.program_id(2)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
-    weight = tl.load(addresses + head).to(tl.pointer_type(mixed.dtype.element_ty))
-    weight = tl.multiple_of(weight, 16)
+    weight = matrix_at(addresses, head, mixed.dtype.element_ty)
     x = mixed + head * (ROPE + RANK) + ROPE
     stride = heads * (ROPE + RANK)
-    total = _tile(x, weight, rows, out, count, RANK, VALUE, stride, ROWS, OUTS, INNER, INTERPRET)
+    total = _tile(x, weight, rows, out, count, RANK, VALUE, stride, ROWS, OUTS, INNER)
     to = y + rows.to(tl.int64)[:, None] * (heads * VALUE) + head * VALUE + out[None, :]
     mask = (rows < count)[:, None] & (out < VALUE)[None, :]
     tl.store(to, total.to(y.dtype.element_ty), mask=mask)
@@ -164,7 +156,6 @@ def absorb(
         ROWS=rows,
         OUTS=OUTS,
         INNER=INNER,
-        INTERPRET=INTERPRETED,
         num_warps=4,
         num_stages=3,
     )
@@ -191,7 +182,6 @@ def unpack(
         ROWS=rows,
         OUTS=OUTS,
         INNER=INNER,
-        INTERPRET=INTERPRETED,
         num_warps=4,
         num_stages=3,
     )

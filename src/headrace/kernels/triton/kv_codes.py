@@ -18,7 +18,7 @@ import triton.language as tl
 from ..arrays import tensor
 from ..operators import KvLayer
 from ..value_codes import DEVIATION, MAGNITUDES
-from .support import matrix_product
+from .support import INTERPRET, matrix_product
 
 _STEPS = tl.constexpr(tuple(b - a for a, b in pairwise(MAGNITUDES)))
 _LIMITS = tl.constexpr(tuple((a + b) / 2 for a, b in pairwise(MAGNITUDES)))
@@ -53,7 +53,7 @@ ASSEMBLED = tl.constexpr(LOOK_UP)
 
 
 @triton.jit
-def levels(bytes, INTERPRET: tl.constexpr):
+def levels(bytes):
     """Look up uint8 [T, H] → the levels of both halves of each byte, side by side: fp16 [T, 2 ·
     H]."""
     if INTERPRET:
@@ -81,7 +81,7 @@ def _level(code):
 
 
 @triton.jit
-def turn_back(output, INTERPRET: tl.constexpr):
+def turn_back(output):
     """Turn means of rotated values fp32 [R, E], with columns as in `levels`, into means of values.
 
     The matrix of ones and minus ones is made in registers: the sign of row i and column j is the
@@ -99,7 +99,7 @@ def turn_back(output, INTERPRET: tl.constexpr):
         output = output.to(tl.float16)
         signs = signs.to(tl.float16)
     zeros = tl.zeros([output.shape[0], WIDTH], tl.float32)
-    return matrix_product(output, signs, zeros, INTERPRET)
+    return matrix_product(output, signs, zeros)
 
 
 @triton.jit

@@ -336,7 +336,7 @@ def experts(
     active = shared = chosen.shape[1]
     if inside:
         x, shared = (x[:, None] * shares.to(x.dtype)[:, :, None]).flatten(0, 1), 1
-    few = packed if gate_up.bits and down.bits else None
+    few = packed if gate_up.packed is not None and down.packed is not None else None
     rows = config.rows if few is None else few.rows
     tiles = place(chosen, count, rows)
     of_gate_up, of_down = biases or (None, None)
@@ -381,7 +381,7 @@ def _gate_up(
     values, scales, dtype = x, None, x.dtype
     if gate_up.blocked is not None:
         values, scales = quantise_rows(x, blocked=gate_up.blocked)
-    dense = gate_up.blocked is None and not gate_up.bits
+    dense = gate_up.blocked is None and gate_up.packed is None
     if dense and down.blocked is None and config.rows <= GATE_ROWS and biases is None:
         gate = grouped_product(x, gate_up, tiles, shared, config, activation)
         return gate, None

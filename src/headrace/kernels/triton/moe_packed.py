@@ -14,25 +14,11 @@ import triton
 import triton.language as tl
 
 from .gated import activate
-from .moe_tiles import ExpertTable, Tiles, tile_rows
-from .packed import BYTES, planes_of
-from .product_packed import MAGIC
+from .moe_tiles import ExpertTable, Tiles, matrix_at, tile_rows
+from .packed import packing_of
 from .product_packed_skinny import PackedSkinnyConfig, sum_groups
 from .split import count_splits, join_parts
-from .support import INTERPRETED
 from .unpack import unpack_step
-
-
-@triton.jit
-def _finish(total, other, factors, outs, out, assignment, real, y, GATE: tl.constexpr):
-    """Finish the sums [OUTS, ROWS] of the whole input, once."""
-    out_mask = out < outs
-    total *= tl.load(factors + out, mask=out_mask, other=0.0)[:, None]
-    if GATE != "":
-        other *= tl.load(factors + outs + out, mask=out_mask, other=0.0)[:, None]
-        total = activate(total, other, GATE)
-    y_at = y + assignment[None, :] * outs + out[:, None]
-    tl.store(y_at, total.to(y.dtype.element_ty), mask=real[None, :] & out_mask[:, None])
 
 
 @triton.jit(do_not_specialize=["per_split"])
@@ -53,41 +39,31 @@ def _few_kernel(
     per_split,
     SHARED: tl.constexpr,
     SINGLE: tl.constexpr,
-    BITS: tl.constexpr,
-    BYTES: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZERO: tl.constexpr,
-    PLANES: tl.constexpr,
-    MAGIC: tl.constexpr,
+    PACKING: tl.constexpr,
     GATE: tl.constexpr,
     SPLIT: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     STAGES: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Compute y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile.
 
     GATE: the activation, or "": the weight is gate over up, with `outs` outputs each. SPLIT: the
     grid's last axis are parts of the input.
     """
-    STEP: tl.constexpr = unpack_step(BITS, GROUP)
+    STEP: tl.constexpr = unpack_step(PACKING)
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
     if expert < 0:
         return
-    assignment = tile_rows(listed, tile, ROWS, SINGLE)
-    real = assignment >= 0
-    row = tl.where(real, assignment, 0) // SHARED
+    assignment, real, row = tile_rows(listed, tile, ROWS, SINGLE, SHARED)
     stride = outs * 2 if GATE != "" else outs
     split = tl.program_id(2)
     first = split * per_split
     last = tl.minimum(first + per_split, chunks)
-    codes = tl.load(code_addresses + expert).to(tl.pointer_type(tl.uint8))
-    codes = tl.multiple_of(codes, 16)
-    pairs = tl.load(pair_addresses + expert).to(tl.pointer_type(tl.int32))
-    pairs = tl.multiple_of(pairs, 16)
+    codes = matrix_at(code_addresses, expert, tl.uint8)
+    pairs = matrix_at(pair_addresses, expert, tl.int32)
     factors = tl.load(factor_addresses + expert).to(tl.pointer_type(tl.float32))
     out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     # The last output again rather than a mask: it is not stored.
@@ -96,38 +72,30 @@ def _few_kernel(
     total, other = sum_groups(
         x + row[None, :] * x_stride + place[:, None] + first * 128,
         real,
-        codes + (first.to(tl.int64) * stride + held)[:, None] * BYTES,
-        pairs + first.to(tl.int64) * PLANES * stride + held,
+        codes + (first.to(tl.int64) * stride + held)[:, None] * PACKING.bytes,
+        pairs + first.to(tl.int64) * PACKING.planes * stride + held,
         first,
         last,
         width,
         stride,
         outs,
-        BITS,
-        BYTES,
-        GROUP,
-        ZERO,
-        PLANES,
-        MAGIC,
+        PACKING,
         GATE,
         EVEN,
         ROWS,
         OUTS,
         STAGES,
-        INTERPRET,
     )
-    if not SPLIT:
-        _finish(total, other, factors, outs, out, assignment, real, y, GATE)
-    else:
+    last_part = True
+    if SPLIT:
         cells = tl.num_programs(0) * tl.num_programs(1)
-        own = tl.program_id(1) * tl.num_programs(0) + tile
         total, other, last_part = join_parts(
             total,
             other,
             real,
             partial,
             tickets,
-            own,
+            tl.program_id(1) * tl.num_programs(0) + tile,
             cells,
             split,
             tl.num_programs(2),
@@ -135,8 +103,14 @@ def _few_kernel(
             OUTS,
             ROWS,
         )
-        if last_part:
-            _finish(total, other, factors, outs, out, assignment, real, y, GATE)
+    if last_part:
+        out_mask = out < outs
+        total *= tl.load(factors + out, mask=out_mask, other=0.0)[:, None]
+        if GATE != "":
+            other *= tl.load(factors + outs + out, mask=out_mask, other=0.0)[:, None]
+            total = activate(total, other, GATE)
+        y_at = y + assignment[None, :] * outs + out[:, None]
+        tl.store(y_at, total.to(y.dtype.element_ty), mask=real[None, :] & out_mask[:, None])
 
 
 def grouped_packed(
@@ -157,7 +131,7 @@ def grouped_packed(
     width = table.shape[1]
     outs = table.shape[0] // 2 if activation else table.shape[0]
     assert tiles.rows == config.rows
-    assert table.bits
+    assert table.packed is not None
     assert table.scales is not None
     assert x.stride(1) == 1
     chunks = -(-width // 128)
@@ -196,19 +170,13 @@ def grouped_packed(
         per_split,
         SHARED=shared,
         SINGLE=tiles.single,
-        BITS=table.bits,
-        BYTES=BYTES[table.bits],
-        GROUP=table.group,
-        ZERO=table.zero,
-        PLANES=planes_of(table.group, table.zero),
-        MAGIC=MAGIC[x.dtype],
+        PACKING=packing_of(table.packed, x.dtype),
         GATE=activation,
         SPLIT=splits > 1,
         EVEN=width % 128 == 0,
         ROWS=config.rows,
         OUTS=each,
         STAGES=config.stages,
-        INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
     )

@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 
 from .gated import activate
-from .moe_tiles import ExpertTable, Tiles, tile_rows
-from .packed import BYTES, planes_of
+from .moe_tiles import ExpertTable, Tiles, matrix_at, tile_rows
+from .packed import packing_of
 from .product_fp8 import BLOCK
-from .product_packed import MAGIC, step_of, sum_chunks
+from .product_packed import step_of, sum_chunks
 from .quantise import code_product
-from .support import INTERPRETED, matrix_product
+from .support import matrix_product
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,6 @@ def _dense_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Compute y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile.
 
@@ -61,14 +60,10 @@ def _dense_kernel(
     expert = tl.load(tile_expert + tile)
     if expert < 0:
         return
-    assignment = tile_rows(listed, tile, ROWS, SINGLE)
-    real = assignment >= 0
-    row = tl.where(real, assignment, 0) // SHARED
+    assignment, real, row = tile_rows(listed, tile, ROWS, SINGLE, SHARED)
     out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     inner = tl.arange(0, INNER)
-    weight = tl.load(addresses + expert).to(tl.pointer_type(x.dtype.element_ty))
-    # A fresh allocation is aligned; without this hint the compiler loads element by element.
-    weight = tl.multiple_of(weight, 16)
+    weight = matrix_at(addresses, expert, x.dtype.element_ty)
     x_at = x + row[:, None] * x_stride + inner[None, :]
     weight_at = weight + out.to(tl.int64)[None, :] * width + inner[:, None]
     up = outs.to(tl.int64) * width
@@ -79,10 +74,10 @@ def _dense_kernel(
         weight_mask = (out < outs)[None, :] & there[:, None]
         a = tl.load(x_at, mask=real[:, None] & there[None, :], other=0.0)
         b = tl.load(weight_at, mask=weight_mask, other=0.0)
-        total = matrix_product(a, b, total, INTERPRET)
+        total = matrix_product(a, b, total)
         if GATE != "":
             above = tl.load(weight_at + up, mask=weight_mask, other=0.0)
-            other = matrix_product(a, above, other, INTERPRET)
+            other = matrix_product(a, above, other)
         x_at += INNER
         weight_at += INNER
     if GATE != "":
@@ -107,54 +102,38 @@ def _packed_kernel(
     x_stride,
     SHARED: tl.constexpr,
     SINGLE: tl.constexpr,
-    BITS: tl.constexpr,
-    BYTES: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZERO: tl.constexpr,
-    PLANES: tl.constexpr,
-    MAGIC: tl.constexpr,
+    PACKING: tl.constexpr,
     EVEN: tl.constexpr,
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
-    STEP: tl.constexpr = step_of(BITS, GROUP)
+    STEP: tl.constexpr = step_of(PACKING)
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
     if expert < 0:
         return
-    assignment = tile_rows(listed, tile, ROWS, SINGLE)
-    real = assignment >= 0
-    row = tl.where(real, assignment, 0) // SHARED
+    assignment, real, row = tile_rows(listed, tile, ROWS, SINGLE, SHARED)
     out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     held = tl.minimum(out, outs - 1)
-    codes = tl.load(code_addresses + expert).to(tl.pointer_type(tl.uint8))
-    codes = tl.multiple_of(codes, 16)
-    pairs = tl.load(pair_addresses + expert).to(tl.pointer_type(tl.int32))
-    pairs = tl.multiple_of(pairs, 16)
+    codes = matrix_at(code_addresses, expert, tl.uint8)
+    pairs = matrix_at(pair_addresses, expert, tl.int32)
     factors = tl.load(factor_addresses + expert).to(tl.pointer_type(tl.float32))
     place = tl.arange(0, 128 if WHOLE else STEP)
     total = sum_chunks(
         x + row[None, :] * x_stride + place[:, None],
         real,
-        codes + held[:, None] * BYTES,
+        codes + held[:, None] * PACKING.bytes,
         pairs + held,
         0,
         chunks,
         width,
         outs,
         tl.zeros([OUTS, ROWS], tl.float32),
-        BITS,
-        BYTES,
-        GROUP,
-        ZERO,
-        PLANES,
-        MAGIC,
+        PACKING,
         STEP,
         WHOLE,
         EVEN,
-        INTERPRET,
     )
     total *= tl.load(factors + held)[:, None]
     y_at = y + assignment[None, :] * outs + out[:, None]
@@ -180,23 +159,18 @@ def _fp8_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Multiply codes by block or row. BLOCKED: OUTS divides 128."""
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
     if expert < 0:
         return
-    assignment = tile_rows(listed, tile, ROWS, SINGLE)
-    real = assignment >= 0
-    row = tl.where(real, assignment, 0) // SHARED
+    assignment, real, row = tile_rows(listed, tile, ROWS, SINGLE, SHARED)
     out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     out_mask = out < outs
     inner = tl.arange(0, INNER)
-    weight = tl.load(addresses + expert).to(tl.pointer_type(x.dtype.element_ty))
-    weight = tl.multiple_of(weight, 16)
-    scales = tl.load(scale_addresses + expert).to(tl.pointer_type(tl.float32))
-    scales = tl.multiple_of(scales, 16)
+    weight = matrix_at(addresses, expert, x.dtype.element_ty)
+    scales = matrix_at(scale_addresses, expert, tl.float32)
     x_at = x + row[:, None] * width + inner[None, :]
     weight_at = weight + out.to(tl.int64)[None, :] * width + inner[:, None]
     total = tl.zeros([ROWS, OUTS], tl.float32)
@@ -208,11 +182,11 @@ def _fp8_kernel(
             row_scale = tl.load(x_scales + row * groups + group, mask=real, other=0.0)
             # All outputs of a tile lie in one block.
             row_scale *= tl.load(scales + tl.program_id(1) * OUTS // 128 * groups + group)
-            total += code_product(a, b, INTERPRET) * row_scale[:, None]
+            total += code_product(a, b) * row_scale[:, None]
         elif ROWS < 64:
-            total += code_product(a, b, INTERPRET)
+            total += code_product(a, b)
         else:
-            total = matrix_product(a, b, total, INTERPRET)
+            total = matrix_product(a, b, total)
         x_at += INNER
         weight_at += INNER
     if not BLOCKED:
@@ -242,7 +216,7 @@ def grouped_product(
     each = config.outs
     if activation:
         assert table.blocked is None
-        assert not table.bits
+        assert table.packed is None
         outs, each = outs // 2, each // 2
     grid = (tiles.count, triton.cdiv(outs, each))
     listed, expert, assignments = tiles.listed, tiles.expert, tiles.assignments
@@ -252,7 +226,6 @@ def grouped_product(
         "SINGLE": tiles.single,
         "ROWS": config.rows,
         "OUTS": each,
-        "INTERPRET": INTERPRETED,
         "num_warps": config.warps,
         "num_stages": config.stages,
     }
@@ -275,7 +248,7 @@ def grouped_product(
             INNER=BLOCK,
             **cut,
         )
-    elif table.bits:
+    elif table.packed is not None:
         _packed_kernel[grid](
             x,
             table.data,
@@ -288,12 +261,7 @@ def grouped_product(
             outs,
             -(-width // 128),
             x.stride(0),
-            BITS=table.bits,
-            BYTES=BYTES[table.bits],
-            GROUP=table.group,
-            ZERO=table.zero,
-            PLANES=planes_of(table.group, table.zero),
-            MAGIC=MAGIC[x.dtype],
+            PACKING=packing_of(table.packed, x.dtype),
             EVEN=width % 128 == 0,
             WHOLE=config.whole and x.dtype != torch.float32,
             **cut,

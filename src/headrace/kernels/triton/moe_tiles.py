@@ -39,11 +39,21 @@ class Tiles:
 
 
 @triton.jit
-def tile_rows(listed, tile, ROWS: tl.constexpr, SINGLE: tl.constexpr):
-    """Return the assignments of a tile [ROWS] int64, -1: none."""
+def tile_rows(listed, tile, ROWS: tl.constexpr, SINGLE: tl.constexpr, SHARED: tl.constexpr):
+    """Return the assignments of a tile [ROWS] int64 (-1: none), whether there is one, and its row
+    of the input, which SHARED assignments have in common."""
     row = tl.arange(0, ROWS)
     found = tl.where(row == 0, tile, -1) if SINGLE else tl.load(listed + tile * ROWS + row)
-    return found.to(tl.int64)
+    found = found.to(tl.int64)
+    real = found >= 0
+    return found, real, tl.where(real, found, 0) // SHARED
+
+
+@triton.jit
+def matrix_at(addresses, expert, TYPE: tl.constexpr):
+    """Return the pointer of an expert's matrix. A fresh allocation is aligned; without this hint
+    the compiler loads element by element."""
+    return tl.multiple_of(tl.load(addresses + expert).to(tl.pointer_type(TYPE)), 16)
 
 
 @dataclass(slots=True)
@@ -56,12 +66,8 @@ class ExpertTable:
     scales: torch.Tensor | None = None
     """Scales of fp8 codes, or the pairs of packed ones."""
     factors: torch.Tensor | None = None
-    zero: int | None = None
-    """The one zero of packed codes, as `TiledWeight` has it."""
-    bits: int = 0
-    """Width of packed codes; 0: not packed."""
-    group: int = 0
-    """Inputs that share a packed scale."""
+    packed: TiledWeight | None = None
+    """The first of packed experts, whose form all have; None: not packed."""
     blocked: bool | None = None
     """Whether fp8 has a scale per block or per row; None: not fp8."""
     kept: tuple[Weight, ...] = ()
@@ -94,9 +100,7 @@ def expert_table(experts: Sequence[Weight], dtype: torch.dtype) -> ExpertTable:
         _addresses([e.codes for e in tiled]),
         _addresses([e.pairs for e in tiled]),
         _addresses([e.factors for e in tiled]),
-        tiled[0].zero,
-        tiled[0].bits,
-        tiled[0].group,
+        tiled[0],
     )
 
 

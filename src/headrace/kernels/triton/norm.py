@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from .quantise import CODES, store_groups, store_row
-from .support import INTERPRETED
 
 
 @triton.jit
@@ -30,18 +29,16 @@ def _norm_kernel(
     x_stride,
     groups,
     COLUMNS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     QUANTISED: tl.constexpr,
     GROUP: tl.constexpr,
     HIGH: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     mask = columns < width
     at = row * width + columns
     wide = tl.load(x + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
-    if RESIDUAL:
+    if residual is not None:
         wide += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
         # Rounded before it is normed: the next layer norms the sum that it finds in memory.
         total = wide.to(x.dtype.element_ty)
@@ -51,9 +48,9 @@ def _norm_kernel(
     gain = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32) + offset
     normed = wide * factor * gain
     if QUANTISED and GROUP > 0:
-        store_groups(out, scales, row, 0, normed, width, groups, COLUMNS, GROUP, HIGH, INTERPRET)
+        store_groups(out, scales, row, 0, normed, width, groups, COLUMNS, GROUP, HIGH)
     elif QUANTISED:
-        store_row(out, scales, row, columns, normed, mask, width, HIGH, INTERPRET)
+        store_row(out, scales, row, columns, normed, mask, width, HIGH)
     else:
         tl.store(out + at, normed.to(out.dtype.element_ty), mask=mask)
 
@@ -78,7 +75,7 @@ def _launch(
     columns = max(group, triton.next_power_of_2(width))
     _norm_kernel[(rows,)](
         x,
-        x if residual is None else residual,
+        residual,
         weight,
         out,
         total,
@@ -89,11 +86,9 @@ def _launch(
         x.stride(0),
         groups,
         COLUMNS=columns,
-        RESIDUAL=residual is not None,
         QUANTISED=codes is not None,
         GROUP=group,
         HIGH=high,
-        INTERPRET=INTERPRETED,
         num_warps=max(1, min(16, columns // 512)),
     )
     return out, scales, total

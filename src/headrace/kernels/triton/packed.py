@@ -34,20 +34,17 @@ import torch
 from torch.nn.functional import pad
 
 from ..weights import PackedWeight, TiledWeight, Weight
-from .unpack import E2M1
+from .unpack import BF16, BYTES, CHUNK, E2M1, FP16, NONE, Packing
 
-CHUNK = 128
-"""Values of a chunk; groups are at most this large and divide it."""
 HALF = 64
-BYTES = {E2M1: 64, 4: 64, 5: 80, 6: 96, 8: 128}
-"""Bytes of one chunk of one row."""
+_MAGIC = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: NONE}
 _TWICE = (0, 1, 2, 3, 4, 6, 8, 12)
 """Twice the magnitude of each code of e2m1 below 8; those from 8 on are below zero."""
 
 
-def planes_of(group: int, zero: int | None) -> int:
-    """Return the words of scales that a chunk of one row has."""
-    return CHUNK // group if zero is None else max(1, CHUNK // group // 2)
+def packing_of(weight: TiledWeight, dtype: torch.dtype) -> Packing:
+    """Return a weight's form, with codes as operands of `dtype`."""
+    return Packing(weight.bits, weight.group, weight.zero, _MAGIC[dtype])
 
 
 def tile_weight(weight: PackedWeight, *, e2m1: bool = False) -> TiledWeight:
@@ -73,7 +70,7 @@ def tile_weight(weight: PackedWeight, *, e2m1: bool = False) -> TiledWeight:
         alone = pad(alone, (0, 0, 0, alone.shape[1] % 2))
         halves = [alone[:, 0::2], alone[:, 1::2]]
     pairs = torch.stack([each.half() for each in halves], -1).view(torch.int32).squeeze(-1)
-    assert pairs.shape == (len(codes), planes_of(weight.group, zero), out)
+    assert pairs.shape == (len(codes), Packing(bits, weight.group, zero, NONE).planes, out)
     return TiledWeight(
         _planes(codes, bits).contiguous(),
         pairs.contiguous(),

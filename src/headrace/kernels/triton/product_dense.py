@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from .split import FEW_ROWS, add_parts, count_splits
-from .support import INTERPRETED, matrix_product
+from .support import matrix_product
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,6 @@ def _product_kernel(
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
     GROUPED: tl.constexpr,
-    BIAS: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     program = tl.program_id(0)
     row_tiles = tl.cdiv(rows, ROWS)
@@ -81,14 +79,14 @@ def _product_kernel(
             there = inner < width - at
             a = tl.load(x_at + at, mask=(row < rows)[:, None] & there[None, :], other=0.0)
             b = tl.load(weight_at + at, mask=(out < outs)[None, :] & there[:, None], other=0.0)
-            part = matrix_product(a, b, part, INTERPRET)
+            part = matrix_product(a, b, part)
         total += part
     mask = (row < rows)[:, None] & (out < outs)[None, :]
     if SPLIT:
         at_part = (split.to(tl.int64) * rows + row)[:, None] * outs + out[None, :]
         tl.store(y + at_part, total, mask=mask)
     else:
-        if BIAS:
+        if bias is not None:
             total += tl.load(bias + out, mask=out < outs, other=0.0).to(tl.float32)[None, :]
         y_at = y + row.to(tl.int64)[:, None] * outs + out[None, :]
         tl.store(y_at, total.to(y.dtype.element_ty), mask=mask)
@@ -123,7 +121,7 @@ def product_dense(
     _product_kernel[(tiles, splits if apart else 1)](
         x,
         weight,
-        x if bias is None else bias,
+        bias,
         target,
         rows,
         width,
@@ -137,8 +135,6 @@ def product_dense(
         OUTS=config.outs,
         INNER=config.inner,
         GROUPED=8,
-        BIAS=bias is not None,
-        INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
     )

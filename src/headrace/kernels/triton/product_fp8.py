@@ -25,7 +25,7 @@ from ..weights import Fp8Weight, Weight
 from .library import ScaledProducts
 from .quantise import code_product, to_codes
 from .split import FEW_ROWS, add_parts, count_splits
-from .support import INTERPRETED, matrix_product
+from .support import INTERPRET, matrix_product
 
 BLOCK = 128
 HIGH = 448.0
@@ -56,7 +56,6 @@ def _quantise_kernel(
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
     HIGH: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Quantise one group of one row; GROUP 0: the whole row, read twice, the second time from
     L2."""
@@ -66,7 +65,7 @@ def _quantise_kernel(
         mask = columns < width
         values = tl.load(x + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
         scale = tl.maximum(tl.max(tl.abs(values), 0) / HIGH, 1e-30)
-        coded = to_codes(values / scale, codes.dtype.element_ty, HIGH, INTERPRET)
+        coded = to_codes(values / scale, codes.dtype.element_ty, HIGH)
         tl.store(codes + row * width + columns, coded, mask=mask)
         tl.store(scales + row * groups + tl.program_id(1), scale)
     else:
@@ -81,7 +80,7 @@ def _quantise_kernel(
             columns = at + tl.arange(0, TILE)
             mask = columns < width
             values = tl.load(x + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
-            coded = to_codes(values / scale, codes.dtype.element_ty, HIGH, INTERPRET)
+            coded = to_codes(values / scale, codes.dtype.element_ty, HIGH)
             tl.store(codes + row * width + columns, coded, mask=mask)
 
 
@@ -106,8 +105,6 @@ def _product_kernel(
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
     GROUPED: tl.constexpr,
-    BIAS: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Multiply codes by row or block. BLOCKED: OUTS divides 128."""
     program = tl.program_id(0)
@@ -138,11 +135,11 @@ def _product_kernel(
                 row_scale = tl.load(x_scales + row * groups + group, mask=row_mask, other=0.0)
                 # All outputs of a tile lie in one block.
                 row_scale *= tl.load(scales + first_out // 128 * groups + group)
-                part += code_product(a, b, INTERPRET) * row_scale[:, None]
+                part += code_product(a, b) * row_scale[:, None]
             elif ROWS < 64:
-                part += code_product(a, b, INTERPRET)
+                part += code_product(a, b)
             else:
-                part = matrix_product(a, b, part, INTERPRET)
+                part = matrix_product(a, b, part)
         if not BLOCKED:
             # Each part by itself: a part of a split is rounded in the same way.
             part *= tl.load(x_scales + row, mask=row_mask, other=0.0)[:, None]
@@ -160,7 +157,7 @@ def _product_kernel(
         at_part = (split.to(tl.int64) * rows + row)[:, None] * outs + out[None, :]
         tl.store(y + at_part, total, mask=mask)
     else:
-        if BIAS:
+        if bias is not None:
             total += tl.load(bias + out, mask=out_mask, other=0.0).to(tl.float32)[None, :]
         y_at = y + row.to(tl.int64)[:, None] * y_stride + out[None, :]
         tl.store(y_at, total.to(y.dtype.element_ty), mask=mask)
@@ -184,7 +181,6 @@ def quantise_rows(x: torch.Tensor, *, blocked: bool) -> tuple[torch.Tensor, torc
         GROUP=BLOCK if blocked else 0,
         TILE=2048,
         HIGH=HIGH,
-        INTERPRET=INTERPRETED,
         num_warps=1 if blocked else 8,
     )
     return codes, scales
@@ -245,7 +241,7 @@ def product_codes(
         x_scales,
         weight.data,
         weight.scales,
-        codes if bias is None else bias,
+        bias,
         target,
         rows,
         width,
@@ -260,8 +256,6 @@ def product_codes(
         OUTS=config.outs,
         INNER=BLOCK,
         GROUPED=8,
-        BIAS=bias is not None,
-        INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
     )

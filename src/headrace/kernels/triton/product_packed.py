@@ -30,12 +30,11 @@ import triton
 import triton.language as tl
 
 from ..weights import TiledWeight
-from .packed import BYTES, CHUNK
+from .packed import packing_of
 from .split import add_parts, count_splits
-from .support import INTERPRETED, matrix_product
-from .unpack import BF16, FP16, NONE, added, first_half, second_half, unpack, unpack_step
+from .support import INTERPRET, matrix_product
+from .unpack import CHUNK, Packing, added, first_half, second_half, unpack, unpack_step
 
-MAGIC = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: NONE}
 EXPANDED = 64 * 2**20
 """Bytes of a dense slice on its way to the library."""
 
@@ -61,42 +60,31 @@ class ProductConfig:
 
 
 @triton.constexpr_function
-def step_of(bits: int, group: int) -> int:
+def step_of(packing: Packing) -> int:
     """Return the values of a chunk that are decoded at a time: they share one scale."""
-    return 16 if group == 16 else unpack_step(bits, group)
+    return 16 if packing.group == 16 else unpack_step(packing)
 
 
 @triton.constexpr_function
-def plane_of(at: int, group: int, zero: int | None) -> int:
+def plane_of(at: int, packing: Packing) -> int:
     """Return the word of a chunk's scales that value `at` needs."""
-    return at // group if zero is None else at // group // 2
+    return at // packing.group if packing.zero is None else at // packing.group // 2
 
 
 @triton.jit
-def weights_of(
-    like,
-    byte,
-    plane,
-    second,
-    pair,
-    AT: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZERO: tl.constexpr,
-    MAGIC: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):
+def weights_of(like, byte, plane, second, pair, AT: tl.constexpr, PACKING: tl.constexpr):
     """Decode byte [OUTS, STEP], see `unpack`, with the scales `pair` [OUTS] of its groups → weights
     in the type of `like`, without the outputs' factors.
 
     Code minus zero is exact. Scale and offset are rounded to the type, and what they make of it is
     rounded once more: a product, or a multiply-add, for two weights at once.
     """
-    number = unpack(like, byte, plane, second, AT, BITS, MAGIC, False, INTERPRET)
+    number = unpack(like, byte, plane, second, AT, PACKING.bits, PACKING.magic, False)
     # The upper nibbles of eight bits in bf16 have an excess of their own.
-    APART: tl.constexpr = BITS == 8 and MAGIC == 0x43
-    EXCESS: tl.constexpr = (128 if APART else added(BITS, MAGIC)) + (0 if ZERO is None else ZERO)
-    FIRST: tl.constexpr = ZERO is None or AT // GROUP % 2 == 0
+    APART: tl.constexpr = PACKING.bits == 8 and PACKING.magic == 0x43
+    ZERO: tl.constexpr = 0 if PACKING.zero is None else PACKING.zero
+    EXCESS: tl.constexpr = (128 if APART else added(PACKING.bits, PACKING.magic)) + ZERO
+    FIRST: tl.constexpr = PACKING.zero is None or AT // PACKING.group % 2 == 0
     scale = first_half(pair) if FIRST else second_half(pair)
     scale = scale.to(like.dtype)[:, None]
     offset = second_half(pair).to(like.dtype)[:, None]
@@ -106,11 +94,11 @@ def weights_of(
     if EXCESS != 0:
         number -= EXCESS
     if APART:
-        high = unpack(like, byte, plane, second, AT, BITS, MAGIC, True, INTERPRET)
+        high = unpack(like, byte, plane, second, AT, PACKING.bits, PACKING.magic, True)
         if INTERPRET:
             high = high.to(tl.float32)
         number += high - 2048
-    if ZERO is None:
+    if PACKING.zero is None:
         number = tl.fma(number, scale, tl.broadcast_to(offset, number.shape))
     else:
         number *= scale
@@ -135,12 +123,8 @@ def _sides_of(
     outs,
     FIRST: tl.constexpr,
     COUNT: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZERO: tl.constexpr,
-    MAGIC: tl.constexpr,
+    PACKING: tl.constexpr,
     STEP: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Decode COUNT values of each half of a chunk, from value FIRST of the half on → two tensors
     [OUTS, COUNT]."""
@@ -156,31 +140,23 @@ def _sides_of(
                 outs,
                 FIRST + side * (COUNT // 2),
                 COUNT // 2,
-                BITS,
-                GROUP,
-                ZERO,
-                MAGIC,
+                PACKING,
                 STEP,
-                INTERPRET,
             )
             if side == 0:
                 low, high = next_low, next_high
             else:
                 low, high = _beside(low, next_low), _beside(high, next_high)
     else:
-        if BITS == 6:
+        if PACKING.bits == 6:
             plane = tl.load(plane_at + FIRST % 32)
         byte = tl.load(code_at + FIRST)
-        pair = tl.load(pair_at + plane_of(FIRST, GROUP, ZERO) * outs)
-        low = weights_of(
-            like, byte, plane, second, pair, FIRST, BITS, GROUP, ZERO, MAGIC, INTERPRET
-        )
-        if BITS == 8:
+        pair = tl.load(pair_at + plane_of(FIRST, PACKING) * outs)
+        low = weights_of(like, byte, plane, second, pair, FIRST, PACKING)
+        if PACKING.bits == 8:
             byte = tl.load(code_at + (64 + FIRST))
-        pair = tl.load(pair_at + plane_of(64 + FIRST, GROUP, ZERO) * outs)
-        high = weights_of(
-            like, byte, plane, second, pair, 64 + FIRST, BITS, GROUP, ZERO, MAGIC, INTERPRET
-        )
+        pair = tl.load(pair_at + plane_of(64 + FIRST, PACKING) * outs)
+        high = weights_of(like, byte, plane, second, pair, 64 + FIRST, PACKING)
     return low, high
 
 
@@ -195,16 +171,10 @@ def sum_chunks(
     width,
     outs,
     total,
-    BITS: tl.constexpr,
-    BYTES: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZERO: tl.constexpr,
-    PLANES: tl.constexpr,
-    MAGIC: tl.constexpr,
+    PACKING: tl.constexpr,
     STEP: tl.constexpr,
     WHOLE: tl.constexpr,
     EVEN: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Add the chunks `first` to `last` of w · xᵀ to total [OUTS, ROWS], without the outputs'
     factors.
@@ -216,73 +186,47 @@ def sum_chunks(
     place = tl.arange(0, STEP)
     inner = tl.arange(0, 128)
     code_at = line + place[None, :]
-    plane_at = line + 64 + (place % (16 if BITS == 5 else 32))[None, :]
+    plane_at = line + 64 + (place % (16 if PACKING.bits == 5 else 32))[None, :]
     in_first = (place < 16)[None, :]
     like = tl.zeros([1], x_at.dtype.element_ty)
     for chunk in range(first, last):
         plane = place
         second = place
-        if BITS == 5:
+        if PACKING.bits == 5:
             # A mask over columns must be a load's, see `product_packed_skinny`.
             plane = tl.load(plane_at, mask=in_first, other=0)
             second = tl.load(plane_at, mask=~in_first, other=0)
-        if PLANES == 1:
+        if PACKING.planes == 1:
             pair = tl.load(pair_at)
         if WHOLE:
             low, high = _sides_of(
-                like,
-                code_at,
-                plane_at,
-                pair_at,
-                plane,
-                second,
-                outs,
-                0,
-                64,
-                BITS,
-                GROUP,
-                ZERO,
-                MAGIC,
-                STEP,
-                INTERPRET,
+                like, code_at, plane_at, pair_at, plane, second, outs, 0, 64, PACKING, STEP
             )
             there = row_mask[None, :]
             if not EVEN:
                 there = there & (inner < width - chunk * 128)[:, None]
             inputs = tl.load(x_at, mask=there, other=0.0)
-            total = matrix_product(_beside(low, high), inputs, total, INTERPRET)
+            total = matrix_product(_beside(low, high), inputs, total)
         for sub in tl.static_range(0 if WHOLE else 64 // STEP):
-            if BITS == 6:
+            if PACKING.bits == 6:
                 plane = tl.load(plane_at + sub * STEP % 32)
-            if BITS != 8:
+            if PACKING.bits != 8:
                 byte = tl.load(code_at + sub * STEP)
             for half in tl.static_range(2):
-                if BITS == 8:
+                if PACKING.bits == 8:
                     byte = tl.load(code_at + (half * 64 + sub * STEP))
-                if PLANES > 1:
-                    pair = tl.load(pair_at + plane_of(half * 64 + sub * STEP, GROUP, ZERO) * outs)
-                value = weights_of(
-                    like,
-                    byte,
-                    plane,
-                    second,
-                    pair,
-                    half * 64 + sub * STEP,
-                    BITS,
-                    GROUP,
-                    ZERO,
-                    MAGIC,
-                    INTERPRET,
-                )
+                if PACKING.planes > 1:
+                    pair = tl.load(pair_at + plane_of(half * 64 + sub * STEP, PACKING) * outs)
+                value = weights_of(like, byte, plane, second, pair, half * 64 + sub * STEP, PACKING)
                 there = row_mask[None, :]
                 if not EVEN:
                     begin = chunk * 128 + (half * 64 + sub * STEP)
                     there = there & (place < width - begin)[:, None]
                 inputs = tl.load(x_at + (half * 64 + sub * STEP), mask=there, other=0.0)
-                total = matrix_product(value, inputs, total, INTERPRET)
-        code_at += outs.to(tl.int64) * BYTES
-        plane_at += outs.to(tl.int64) * BYTES
-        pair_at += outs * PLANES
+                total = matrix_product(value, inputs, total)
+        code_at += outs.to(tl.int64) * PACKING.bytes
+        plane_at += outs.to(tl.int64) * PACKING.bytes
+        pair_at += outs * PACKING.planes
         x_at += 128
     return total
 
@@ -302,21 +246,14 @@ def _product_kernel(
     chunks_per_split,
     x_stride,
     y_stride,
-    BITS: tl.constexpr,
-    BYTES: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZERO: tl.constexpr,
-    PLANES: tl.constexpr,
-    MAGIC: tl.constexpr,
-    BIAS: tl.constexpr,
+    PACKING: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     SPLIT: tl.constexpr,
     WHOLE: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
-    STEP: tl.constexpr = step_of(BITS, GROUP)
+    STEP: tl.constexpr = step_of(PACKING)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     split = tl.program_id(2)
@@ -329,23 +266,17 @@ def _product_kernel(
     total = sum_chunks(
         x + row.to(tl.int64)[None, :] * x_stride + place[:, None] + first * 128,
         row_mask,
-        codes + (first.to(tl.int64) * outs + held)[:, None] * BYTES,
-        pairs + first.to(tl.int64) * PLANES * outs + held,
+        codes + (first.to(tl.int64) * outs + held)[:, None] * PACKING.bytes,
+        pairs + first.to(tl.int64) * PACKING.planes * outs + held,
         first,
         last,
         width,
         outs,
         tl.zeros([OUTS, ROWS], tl.float32),
-        BITS,
-        BYTES,
-        GROUP,
-        ZERO,
-        PLANES,
-        MAGIC,
+        PACKING,
         STEP,
         WHOLE,
         EVEN,
-        INTERPRET,
     )
     total *= tl.load(factors + held)[:, None]
     mask = (out < outs)[:, None] & row_mask[None, :]
@@ -353,7 +284,7 @@ def _product_kernel(
         at = (split.to(tl.int64) * rows + row)[None, :] * outs + out[:, None]
         tl.store(y + at, total, mask=mask)
     else:
-        if BIAS:
+        if bias is not None:
             total += tl.load(bias + held).to(tl.float32)[:, None]
         at = row[None, :].to(tl.int64) * y_stride + out[:, None]
         tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
@@ -389,7 +320,7 @@ def product_packed(
         weight.codes,
         weight.pairs,
         weight.factors,
-        x if bias is None else bias,
+        bias,
         target,
         rows,
         width,
@@ -398,19 +329,12 @@ def product_packed(
         per_split,
         x.stride(0),
         y.stride(0),
-        BITS=weight.bits,
-        BYTES=BYTES[weight.bits],
-        GROUP=weight.group,
-        ZERO=weight.zero,
-        PLANES=weight.pairs.shape[1],
-        MAGIC=MAGIC[x.dtype],
-        BIAS=bias is not None,
+        PACKING=packing_of(weight, x.dtype),
         EVEN=width % 128 == 0,
         ROWS=config.rows,
         OUTS=config.outs,
         SPLIT=splits > 1,
         WHOLE=config.whole and x.dtype != torch.float32,
-        INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
     )
@@ -429,53 +353,35 @@ def _expand_kernel(
     outs,
     first_out,
     count,
-    BITS: tl.constexpr,
-    BYTES: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZERO: tl.constexpr,
-    PLANES: tl.constexpr,
-    MAGIC: tl.constexpr,
+    PACKING: tl.constexpr,
     OUTS: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Expand one chunk of OUTS rows of the weight → dense [count, width], from row `first_out`
     on."""
-    STEP: tl.constexpr = step_of(BITS, GROUP)
+    STEP: tl.constexpr = step_of(PACKING)
     chunk = tl.program_id(1)
     local = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     out = tl.minimum(first_out + local, outs - 1)
     like = tl.zeros([1], dense.dtype.element_ty)
     factor = tl.load(factors + out)[:, None]
     place = tl.arange(0, STEP)
-    line = codes + (chunk.to(tl.int64) * outs + out)[:, None] * BYTES
-    plane_at = line + 64 + (place % (16 if BITS == 5 else 32))[None, :]
-    pair_at = pairs + chunk * PLANES * outs + out
+    line = codes + (chunk.to(tl.int64) * outs + out)[:, None] * PACKING.bytes
+    plane_at = line + 64 + (place % (16 if PACKING.bits == 5 else 32))[None, :]
+    pair_at = pairs + chunk * PACKING.planes * outs + out
     to = dense + local.to(tl.int64)[:, None] * width + place[None, :]
     plane = place
     second = place
-    if BITS == 5:
+    if PACKING.bits == 5:
         plane = tl.load(plane_at, mask=(place < 16)[None, :], other=0)
         second = tl.load(plane_at, mask=(place >= 16)[None, :], other=0)
     for sub in tl.static_range(64 // STEP):
-        if BITS == 6:
+        if PACKING.bits == 6:
             plane = tl.load(plane_at + sub * STEP % 32)
         for half in tl.static_range(2):
-            column = half * 64 + sub * STEP if BITS == 8 else sub * STEP
+            column = half * 64 + sub * STEP if PACKING.bits == 8 else sub * STEP
             byte = tl.load(line + place[None, :] + column)
-            pair = tl.load(pair_at + plane_of(half * 64 + sub * STEP, GROUP, ZERO) * outs)
-            value = weights_of(
-                like,
-                byte,
-                plane,
-                second,
-                pair,
-                half * 64 + sub * STEP,
-                BITS,
-                GROUP,
-                ZERO,
-                MAGIC,
-                INTERPRET,
-            )
+            pair = tl.load(pair_at + plane_of(half * 64 + sub * STEP, PACKING) * outs)
+            value = weights_of(like, byte, plane, second, pair, half * 64 + sub * STEP, PACKING)
             inner = chunk * 128 + (half * 64 + sub * STEP)
             there = (local < count)[:, None] & (place < width - inner)[None, :]
             value = value.to(tl.float32) * factor
@@ -495,14 +401,8 @@ def expand(weight: TiledWeight, first: int, count: int, dtype: torch.dtype) -> t
         outs,
         first,
         count,
-        BITS=weight.bits,
-        BYTES=BYTES[weight.bits],
-        GROUP=weight.group,
-        ZERO=weight.zero,
-        PLANES=weight.pairs.shape[1],
-        MAGIC=MAGIC[dtype],
+        PACKING=packing_of(weight, dtype),
         OUTS=64,
-        INTERPRET=INTERPRETED,
         num_warps=4,
     )
     return dense

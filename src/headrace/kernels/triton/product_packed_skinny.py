@@ -37,10 +37,9 @@ import triton.language as tl
 
 from ..weights import TiledWeight
 from .gated import activate
-from .packed import BYTES
-from .product_packed import MAGIC
+from .packed import packing_of
 from .split import count_splits, join_parts
-from .support import INTERPRETED, matrix_product
+from .support import matrix_product
 from .unpack import added, fill, halves, unpack, unpack_step
 
 
@@ -60,52 +59,31 @@ class PackedSkinnyConfig:
 
 
 @triton.jit
-def _multiply(
-    sums,
-    byte,
-    plane,
-    second,
-    x,
-    AT: tl.constexpr,
-    BITS: tl.constexpr,
-    MAGIC: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):
+def _multiply(sums, byte, plane, second, x, AT: tl.constexpr, PACKING: tl.constexpr):
     """Add the codes of one step, with their excess, · x [STEP, ROWS] to sums [OUTS, ROWS]."""
-    low = unpack(x, byte, plane, second, AT, BITS, MAGIC, False, INTERPRET)
-    sums = matrix_product(low, x, sums, INTERPRET)
-    if BITS == 8 and MAGIC == 0x43:
-        high = unpack(x, byte, plane, second, AT, BITS, MAGIC, True, INTERPRET)
-        sums = matrix_product(high, x, sums, INTERPRET)
+    low = unpack(x, byte, plane, second, AT, PACKING.bits, PACKING.magic, False)
+    sums = matrix_product(low, x, sums)
+    if PACKING.bits == 8 and PACKING.magic == 0x43:
+        high = unpack(x, byte, plane, second, AT, PACKING.bits, PACKING.magic, True)
+        sums = matrix_product(high, x, sums)
     return sums
 
 
 @triton.jit
-def _scaled(
-    total,
-    sums,
-    inputs,
-    pairs,
-    outs,
-    GROUP_AT: tl.constexpr,
-    EXTRA: tl.constexpr,
-    ZERO: tl.constexpr,
-    APART: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):
+def _scaled(total, sums, inputs, pairs, outs, GROUP_AT: tl.constexpr, PACKING: tl.constexpr):
     """Add the sums of group GROUP_AT of a chunk, times its scale, to total.
 
     `pairs` points to the chunk's scales. `inputs` [OUTS, ROWS]: the sums of the group's inputs.
-    With a zero: the number to add to `sums`, unless they began with it (APART: they did not).
+    With a zero: the number to add to `sums`, unless they began with it.
     """
-    if ZERO is None:
-        scale, offset = halves(tl.load(pairs + GROUP_AT * outs), INTERPRET)
-        total += inputs * (offset - EXTRA * scale)[:, None]
+    if PACKING.zero is None:
+        scale, offset = halves(tl.load(pairs + GROUP_AT * outs))
+        total += inputs * (offset - added(PACKING.bits, PACKING.magic) * scale)[:, None]
     else:
-        scale, next_scale = halves(tl.load(pairs + GROUP_AT // 2 * outs), INTERPRET)
+        scale, next_scale = halves(tl.load(pairs + GROUP_AT // 2 * outs))
         if GROUP_AT % 2:
             scale = next_scale
-        if APART:
+        if PACKING.group > unpack_step(PACKING):
             sums += inputs
     return total + sums * scale[:, None]
 
@@ -121,18 +99,12 @@ def sum_groups(
     width,
     stride,
     outs,
-    BITS: tl.constexpr,
-    BYTES: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZERO: tl.constexpr,
-    PLANES: tl.constexpr,
-    MAGIC: tl.constexpr,
+    PACKING: tl.constexpr,
     GATE: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     STAGES: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Return sums [OUTS, ROWS] of the chunks `first` to `last` of w · xᵀ without the outputs'
     factors, and with a GATE those of up, `outs` rows further on.
@@ -140,11 +112,11 @@ def sum_groups(
     line [OUTS, 1] points to the codes of chunk `first`, pair_at [OUTS] to its scales, x_at
     [STEP, ROWS] to its inputs; `stride` are all rows of the weight.
     """
-    STEP: tl.constexpr = unpack_step(BITS, GROUP)
-    EXTRA: tl.constexpr = added(BITS, MAGIC)
+    STEP: tl.constexpr = unpack_step(PACKING)
+    EXTRA: tl.constexpr = added(PACKING.bits, PACKING.magic)
     place = tl.arange(0, STEP)
     code_at = line + place[None, :]
-    plane_at = line + 64 + (place % (16 if BITS == 5 else 32))[None, :]
+    plane_at = line + 64 + (place % (16 if PACKING.bits == 5 else 32))[None, :]
     in_first = (place < 16)[None, :]
     up = outs.to(tl.int64)
     total = tl.zeros([OUTS, ROWS], tl.float32)
@@ -157,77 +129,58 @@ def sum_groups(
         up_second = place
         # A mask over columns must be a load's: where a tile is computed from a range, the compiler
         # sends it through shared memory.
-        if BITS == 5:
+        if PACKING.bits == 5:
             plane = tl.load(plane_at, mask=in_first, other=0)
             second = tl.load(plane_at, mask=~in_first, other=0)
             if GATE != "":
-                up_plane = tl.load(plane_at + up * BYTES, mask=in_first, other=0)
-                up_second = tl.load(plane_at + up * BYTES, mask=~in_first, other=0)
-        if BITS == 6:
+                up_plane = tl.load(plane_at + up * PACKING.bytes, mask=in_first, other=0)
+                up_second = tl.load(plane_at + up * PACKING.bytes, mask=~in_first, other=0)
+        if PACKING.bits == 6:
             plane = tl.load(plane_at)
             if GATE != "":
-                up_plane = tl.load(plane_at + up * BYTES)
+                up_plane = tl.load(plane_at + up * PACKING.bytes)
         for step in tl.static_range(128 // STEP):
-            byte = tl.load(code_at + (step * STEP if BITS == 8 else step * STEP % 64))
+            at_code = step * STEP if PACKING.bits == 8 else step * STEP % 64
+            byte = tl.load(code_at + at_code)
             if GATE != "":
-                up_byte = tl.load(
-                    code_at + up * BYTES + (step * STEP if BITS == 8 else step * STEP % 64)
-                )
+                up_byte = tl.load(code_at + up * PACKING.bytes + at_code)
             # Groups of 16 are two to a step: the inputs of the other are zeros in each one's turn.
-            for half in tl.static_range(2 if GROUP == 16 else 1):
+            for half in tl.static_range(2 if PACKING.group == 16 else 1):
                 mask = row_mask[None, :]
                 if not EVEN:
                     mask = mask & (place < width - chunk * 128 - step * STEP)[:, None]
-                if GROUP == 16:
+                if PACKING.group == 16:
                     mask = mask & (place // 16 == half)[:, None]
                 given = tl.load(x_at + step * STEP, mask=mask, other=0.0)
-                if GROUP == 16 or step * STEP % GROUP == 0:
+                if PACKING.group == 16 or step * STEP % PACKING.group == 0:
                     inputs = none
                 # The excess of all codes, or just the inputs' sum if groups have offsets.
-                if ZERO is None:
+                if PACKING.zero is None:
+                    inputs = matrix_product(fill(given, byte, 1, PACKING.magic), given, inputs)
+                elif EXTRA + PACKING.zero > 0:
                     inputs = matrix_product(
-                        fill(given, byte, 1, MAGIC, INTERPRET), given, inputs, INTERPRET
+                        fill(given, byte, -(EXTRA + PACKING.zero), PACKING.magic), given, inputs
                     )
-                elif EXTRA + ZERO > 0:
-                    inputs = matrix_product(
-                        fill(given, byte, -(EXTRA + ZERO), MAGIC, INTERPRET),
-                        given,
-                        inputs,
-                        INTERPRET,
-                    )
-                if GROUP == 16 or step * STEP % GROUP == 0:
+                if PACKING.group == 16 or step * STEP % PACKING.group == 0:
                     sums = none
                     up_sums = none
-                    if ZERO is not None and GROUP <= STEP:
+                    if PACKING.zero is not None and PACKING.group <= STEP:
                         sums = inputs
                         up_sums = inputs
-                sums = _multiply(
-                    sums, byte, plane, second, given, step * STEP, BITS, MAGIC, INTERPRET
-                )
+                sums = _multiply(sums, byte, plane, second, given, step * STEP, PACKING)
                 if GATE != "":
                     up_sums = _multiply(
-                        up_sums,
-                        up_byte,
-                        up_plane,
-                        up_second,
-                        given,
-                        step * STEP,
-                        BITS,
-                        MAGIC,
-                        INTERPRET,
+                        up_sums, up_byte, up_plane, up_second, given, step * STEP, PACKING
                     )
-                if GROUP == 16 or (step + 1) * STEP % GROUP == 0:
+                if PACKING.group == 16 or (step + 1) * STEP % PACKING.group == 0:
                     total = _scaled(
                         total,
                         sums,
                         inputs,
                         pair_at,
                         stride,
-                        (step * STEP + half * 16) // GROUP,
-                        EXTRA,
-                        ZERO,
-                        GROUP > STEP,
-                        INTERPRET,
+                        (step * STEP + half * 16) // PACKING.group,
+                        PACKING,
                     )
                     if GATE != "":
                         other = _scaled(
@@ -236,50 +189,14 @@ def sum_groups(
                             inputs,
                             pair_at + up,
                             stride,
-                            (step * STEP + half * 16) // GROUP,
-                            EXTRA,
-                            ZERO,
-                            GROUP > STEP,
-                            INTERPRET,
+                            (step * STEP + half * 16) // PACKING.group,
+                            PACKING,
                         )
-        code_at += stride.to(tl.int64) * BYTES
-        plane_at += stride.to(tl.int64) * BYTES
-        pair_at += stride * PLANES
+        code_at += stride.to(tl.int64) * PACKING.bytes
+        plane_at += stride.to(tl.int64) * PACKING.bytes
+        pair_at += stride * PACKING.planes
         x_at += 128
     return total, other
-
-
-@triton.jit
-def _finish(
-    total,
-    other,
-    row,
-    out,
-    mask,
-    factors,
-    bias,
-    residual,
-    y,
-    outs,
-    residual_stride,
-    y_stride,
-    GATE: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-):
-    """Finish the sums of the whole input, once: `total`, and `other` of up [OUTS, ROWS]."""
-    out_mask = out < outs
-    total *= tl.load(factors + out, mask=out_mask, other=0.0)[:, None]
-    if GATE != "":
-        other *= tl.load(factors + outs + out, mask=out_mask, other=0.0)[:, None]
-        total = activate(total, other, GATE)
-    if BIAS:
-        total += tl.load(bias + out, mask=out_mask, other=0.0).to(tl.float32)[:, None]
-    if RESIDUAL:
-        at = row.to(tl.int64)[None, :] * residual_stride + out[:, None]
-        total += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-    at = row.to(tl.int64)[None, :] * y_stride + out[:, None]
-    tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -301,28 +218,20 @@ def _product_kernel(
     residual_stride,
     y_stride,
     per_split,
-    BITS: tl.constexpr,
-    BYTES: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZERO: tl.constexpr,
-    PLANES: tl.constexpr,
-    MAGIC: tl.constexpr,
+    PACKING: tl.constexpr,
     GATE: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     SPLITS: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     STAGES: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Multiply a tile. GATE: the activation, or "": the weight is gate over up, with `outs` outputs
     each.
 
     EVEN: the input is whole chunks.
     """
-    STEP: tl.constexpr = unpack_step(BITS, GROUP)
+    STEP: tl.constexpr = unpack_step(PACKING)
     tile = tl.program_id(0)
     split = tl.program_id(1)
     # Rows of the weight: twice as many with a gate.
@@ -339,46 +248,23 @@ def _product_kernel(
     total, other = sum_groups(
         x_at,
         row_mask,
-        codes + (first.to(tl.int64) * stride + real)[:, None] * BYTES,
-        pairs + first.to(tl.int64) * PLANES * stride + real,
+        codes + (first.to(tl.int64) * stride + real)[:, None] * PACKING.bytes,
+        pairs + first.to(tl.int64) * PACKING.planes * stride + real,
         first,
         last,
         width,
         stride,
         outs,
-        BITS,
-        BYTES,
-        GROUP,
-        ZERO,
-        PLANES,
-        MAGIC,
+        PACKING,
         GATE,
         EVEN,
         ROWS,
         OUTS,
         STAGES,
-        INTERPRET,
     )
     mask = (out < outs)[:, None] & row_mask[None, :]
-    if SPLITS == 1:
-        _finish(
-            total,
-            other,
-            row,
-            out,
-            mask,
-            factors,
-            bias,
-            residual,
-            y,
-            outs,
-            residual_stride,
-            y_stride,
-            GATE,
-            BIAS,
-            RESIDUAL,
-        )
-    else:
+    last_part = True
+    if SPLITS > 1:
         total, other, last_part = join_parts(
             total,
             other,
@@ -393,24 +279,19 @@ def _product_kernel(
             OUTS,
             ROWS,
         )
-        if last_part:
-            _finish(
-                total,
-                other,
-                row,
-                out,
-                mask,
-                factors,
-                bias,
-                residual,
-                y,
-                outs,
-                residual_stride,
-                y_stride,
-                GATE,
-                BIAS,
-                RESIDUAL,
-            )
+    if last_part:
+        out_mask = out < outs
+        total *= tl.load(factors + out, mask=out_mask, other=0.0)[:, None]
+        if GATE != "":
+            other *= tl.load(factors + outs + out, mask=out_mask, other=0.0)[:, None]
+            total = activate(total, other, GATE)
+        if bias is not None:
+            total += tl.load(bias + out, mask=out_mask, other=0.0).to(tl.float32)[:, None]
+        if residual is not None:
+            at = row.to(tl.int64)[None, :] * residual_stride + out[:, None]
+            total += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+        at = row.to(tl.int64)[None, :] * y_stride + out[:, None]
+        tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
 
 
 def product_packed_skinny(
@@ -455,8 +336,8 @@ def product_packed_skinny(
         weight.codes,
         weight.pairs,
         weight.factors,
-        x if bias is None else bias,
-        x if residual is None else residual,
+        bias,
+        residual,
         y,
         partial,
         tickets,
@@ -468,21 +349,13 @@ def product_packed_skinny(
         0 if residual is None else residual.stride(0),
         y.stride(0),
         per_split,
-        BITS=weight.bits,
-        BYTES=BYTES[weight.bits],
-        GROUP=weight.group,
-        ZERO=weight.zero,
-        PLANES=weight.pairs.shape[1],
-        MAGIC=MAGIC[x.dtype],
+        PACKING=packing_of(weight, x.dtype),
         GATE=activation,
-        BIAS=bias is not None,
-        RESIDUAL=residual is not None,
         SPLITS=splits,
         EVEN=width % 128 == 0,
         ROWS=config.rows,
         OUTS=tile,
         STAGES=config.stages,
-        INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
     )

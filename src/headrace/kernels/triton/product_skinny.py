@@ -35,7 +35,7 @@ from ..weights import DenseWeight, Fp8Weight
 from .gated import activate
 from .quantise import code_product
 from .split import count_splits
-from .support import INTERPRETED, matrix_product
+from .support import matrix_product
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +59,20 @@ class SkinnyConfig:
 
 @triton.jit
 def _finish(
-    total,
-    other,
-    squares,
+    sums,
     row,
     out,
     mask,
-    scales,
-    x_scales,
-    bias,
-    residual,
-    y,
-    rows,
-    width,
-    outs,
-    residual_stride,
-    eps,
+    operands,
+    sizes,
     NORM: tl.constexpr,
     GATE: tl.constexpr,
     SCALED: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
 ):
     """Finish the sums of the whole input, once: `total`, and `other` of up [ROWS, OUTS]."""
+    total, other, squares = sums
+    scales, x_scales, bias, residual, y = operands
+    rows, width, outs, residual_stride, eps = sizes
     row_mask = row < rows
     if NORM:
         factor = 1.0 / tl.sqrt(squares / width + eps)
@@ -95,9 +86,9 @@ def _finish(
             other *= row_scale * above[None, :]
     if GATE != "":
         total = activate(total, other, GATE)
-    if BIAS:
+    if bias is not None:
         total += tl.load(bias + out, mask=out < outs, other=0.0).to(tl.float32)[None, :]
-    if RESIDUAL:
+    if residual is not None:
         at = row.to(tl.int64)[:, None] * residual_stride + out[None, :]
         total += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
     at = row.to(tl.int64)[:, None] * outs + out[None, :]
@@ -128,13 +119,10 @@ def _product_kernel(
     NORM: tl.constexpr,
     GATE: tl.constexpr,
     SCALED: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INNER: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Multiply a tile. GATE: the activation, or "": the weight is gate over up, with `outs` outputs
     each."""
@@ -162,40 +150,21 @@ def _product_kernel(
             each = tl.load(gain + at + inner, mask=there, other=0.0).to(tl.float32) + offset
             a = (wide * each[None, :]).to(a.dtype)
         if SCALED:
-            total += code_product(a, b, INTERPRET)
+            total += code_product(a, b)
         else:
-            total = matrix_product(a, b, total, INTERPRET)
+            total = matrix_product(a, b, total)
         if GATE != "":
             above = tl.load(up_at + at, mask=out_mask & there[:, None], other=0.0)
             if SCALED:
-                other += code_product(a, above, INTERPRET)
+                other += code_product(a, above)
             else:
-                other = matrix_product(a, above, other, INTERPRET)
+                other = matrix_product(a, above, other)
     mask = row_mask & out_mask
+    operands = scales, x_scales, bias, residual, y
+    sizes = rows, width, outs, residual_stride, eps
     if SPLITS == 1:
-        _finish(
-            total,
-            other,
-            squares,
-            row,
-            out,
-            mask,
-            scales,
-            x_scales,
-            bias,
-            residual,
-            y,
-            rows,
-            width,
-            outs,
-            residual_stride,
-            eps,
-            NORM,
-            GATE,
-            SCALED,
-            BIAS,
-            RESIDUAL,
-        )
+        sums = total, other, squares
+        _finish(sums, row, out, mask, operands, sizes, NORM, GATE, SCALED)
     else:
         # Parts of this tile: sums, sums of up, squares; each program writes its own.
         CELL: tl.constexpr = 2 * ROWS * OUTS + ROWS
@@ -223,29 +192,8 @@ def _product_kernel(
                     )
                 if NORM:
                     squares += tl.load(cell + 2 * ROWS * OUTS + row, cache_modifier=".cg")
-            _finish(
-                total,
-                other,
-                squares,
-                row,
-                out,
-                mask,
-                scales,
-                x_scales,
-                bias,
-                residual,
-                y,
-                rows,
-                width,
-                outs,
-                residual_stride,
-                eps,
-                NORM,
-                GATE,
-                SCALED,
-                BIAS,
-                RESIDUAL,
-            )
+            sums = total, other, squares
+            _finish(sums, row, out, mask, operands, sizes, NORM, GATE, SCALED)
 
 
 def product_skinny(
@@ -295,8 +243,8 @@ def product_skinny(
         weight.data,
         weight.scales if isinstance(weight, Fp8Weight) else x,
         x if scales is None else scales,
-        x if bias is None else bias,
-        x if residual is None else residual,
+        bias,
+        residual,
         y,
         partial,
         tickets,
@@ -312,13 +260,10 @@ def product_skinny(
         NORM=norm is not None,
         GATE=activation,
         SCALED=scales is not None,
-        BIAS=bias is not None,
-        RESIDUAL=residual is not None,
         SPLITS=splits,
         ROWS=config.rows,
         OUTS=config.outs,
         INNER=config.inner,
-        INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
     )

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .support import matrix_product
+from .support import INTERPRET, matrix_product
 
 CODES = {"fp8": (torch.float8_e4m3fn, 448.0), "int8": (torch.int8, 127.0)}
 """Output formats: dtype and largest magnitude."""
@@ -24,7 +24,7 @@ LIFT_LOG2 = tl.constexpr(8.0)
 
 
 @triton.jit
-def code_product(a, b, INTERPRET: tl.constexpr):
+def code_product(a, b):
     """Multiply a [ROWS, K] · b [K, OUTS] of e4m3 codes, in fp32.
 
     Hopper multiplies e4m3 by warpgroups alone, 64 of the first side at a time; for anything smaller
@@ -36,14 +36,14 @@ def code_product(a, b, INTERPRET: tl.constexpr):
     OUTS: tl.constexpr = b.shape[1]
     if ROWS < 64:
         zeros = tl.zeros([OUTS, ROWS], tl.float32)
-        found = tl.trans(matrix_product(tl.trans(b), tl.trans(a), zeros, INTERPRET))
+        found = tl.trans(matrix_product(tl.trans(b), tl.trans(a), zeros))
     else:
-        found = matrix_product(a, b, tl.zeros([ROWS, OUTS], tl.float32), INTERPRET)
+        found = matrix_product(a, b, tl.zeros([ROWS, OUTS], tl.float32))
     return found
 
 
 @triton.jit
-def to_codes(scaled, kind: tl.constexpr, HIGH: tl.constexpr, INTERPRET: tl.constexpr):
+def to_codes(scaled, kind: tl.constexpr, HIGH: tl.constexpr):
     """Convert scaled fp32 within ±HIGH, except for rounding → int8 or fp8 of type `kind`,
     nearest."""
     scaled = tl.minimum(tl.maximum(scaled, -HIGH), HIGH)
@@ -60,14 +60,12 @@ def to_codes(scaled, kind: tl.constexpr, HIGH: tl.constexpr, INTERPRET: tl.const
 
 
 @triton.jit
-def store_row(
-    codes, scales, row, columns, values, mask, width, HIGH: tl.constexpr, INTERPRET: tl.constexpr
-):
+def store_row(codes, scales, row, columns, values, mask, width, HIGH: tl.constexpr):
     """Store values [columns] fp32 of one row → codes and the row's scale (absolute maximum /
     HIGH)."""
     peak = tl.max(tl.where(mask, tl.abs(values), 0.0), 0)
     scale = tl.maximum(peak / HIGH, 1e-30)
-    coded = to_codes(values / scale, codes.dtype.element_ty, HIGH, INTERPRET)
+    coded = to_codes(values / scale, codes.dtype.element_ty, HIGH)
     tl.store(codes + row * width + columns, coded, mask=mask)
     tl.store(scales + row, scale)
 
@@ -84,7 +82,6 @@ def store_groups(
     COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
     HIGH: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Store values [COLUMNS] fp32 from column `first` on → codes and one scale per GROUP
     columns."""
@@ -93,7 +90,7 @@ def store_groups(
     mask = columns < width
     tiled = tl.where(mask, tl.reshape(values, [COLUMNS // GROUP, GROUP]), 0.0)
     scale = tl.maximum(tl.max(tl.abs(tiled), 1) / HIGH, 1e-30)
-    coded = to_codes(tiled / scale[:, None], codes.dtype.element_ty, HIGH, INTERPRET)
+    coded = to_codes(tiled / scale[:, None], codes.dtype.element_ty, HIGH)
     tl.store(codes + row * width + columns, coded, mask=mask)
     tl.store(scales + row * groups + group, scale, mask=group < groups)
 
@@ -106,7 +103,7 @@ def scale_query(query, scale):
 
 
 @triton.jit
-def two_terms(rows, INTERPRET: tl.constexpr):
+def two_terms(rows):
     """Split fp32 rows [R, K] → e4m3 [K, 2 · R], the second side of a product of codes, and fp32
     [R], the factor of its sums: see `join_terms`.
 
@@ -118,14 +115,14 @@ def two_terms(rows, INTERPRET: tl.constexpr):
     # As bits: exponents are added where powers of two are multiplied, none is rounded.
     unit = ((254 << 23) - exponent + (7 << 23)).to(tl.float32, bitcast=True)
     scaled = rows * unit[:, None]
-    return pair_terms(scaled, INTERPRET), (exponent - (7 << 23)).to(tl.float32, bitcast=True)
+    return pair_terms(scaled), (exponent - (7 << 23)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def pair_terms(scaled, INTERPRET: tl.constexpr):
+def pair_terms(scaled):
     """Split fp32 [R, K], at most 448 → e4m3 [K, 2 · R]: see `two_terms`."""
-    high = to_codes(scaled, tl.float8e4nv, 448.0, INTERPRET)
-    rest = to_codes((scaled - high.to(tl.float32)) * 16.0, tl.float8e4nv, 448.0, INTERPRET)
+    high = to_codes(scaled, tl.float8e4nv, 448.0)
+    rest = to_codes((scaled - high.to(tl.float32)) * 16.0, tl.float8e4nv, 448.0)
     both = tl.permute(tl.join(tl.trans(high), tl.trans(rest)), [0, 2, 1])
     return tl.reshape(both, [scaled.shape[1], 2 * scaled.shape[0]])
 
@@ -140,7 +137,7 @@ def join_terms(sums):
 
 
 @triton.jit
-def from_codes(codes, INTERPRET: tl.constexpr, INNER: tl.constexpr = False):
+def from_codes(codes, INNER: tl.constexpr = False):
     """Convert int8 or e4m3 codes to the same numbers in fp16, which holds all of both exactly.
 
     It is assembler, four codes a word, for two reasons (counted in the machine code, sm_90). To

@@ -27,7 +27,6 @@ from ..operators import KvLayer, StepBatch
 from ..prepared import RopeTable
 from .kv_codes import biases_of, leave_out, quantise_levels
 from .quantise import to_codes
-from .support import INTERPRETED
 
 TOGETHER = 8
 """Heads per program: 1,024 values of E 128, eight a thread."""
@@ -37,27 +36,19 @@ TOGETHER = 8
 def _store_kv(
     cache,
     cache_scale,
-    low,
-    high,
-    slot,
-    head,
-    block_stride,
-    head_stride,
-    scale_block_stride,
-    left,
-    right,
-    real,
-    mask,
+    pairs,
+    where,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     TOP: tl.constexpr,
     FOUR: tl.constexpr,
     ACROSS: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
-    """Store both numbers of each pair of heads `head` [HEADS], which lie at `left` and `right`, in
-    their token's slot; as codes with a scale for each if TOP > 0, in four bits if FOUR.
+    """Store both numbers of each of the `pairs` of heads [HEADS], which lie at `left` and `right`,
+    in their token's slot; as codes with a scale for each if TOP > 0, in four bits if FOUR.
     ACROSS: see `KvLayer.across`."""
+    low, high, left, right, real, mask = pairs
+    slot, head, block_stride, head_stride, scale_block_stride = where
     block = slot // BLOCK
     offset = slot % BLOCK
     if FOUR:
@@ -78,8 +69,8 @@ def _store_kv(
         above = (scale.to(tl.int32, bitcast=True) + 0xFFFF) & -0x10000
         scale = above.to(tl.float32, bitcast=True)
         tl.store(scale_at, scale.to(tl.bfloat16), mask=real)
-        low = to_codes(low / scale[:, None], cache.dtype.element_ty, TOP, INTERPRET)
-        high = to_codes(high / scale[:, None], cache.dtype.element_ty, TOP, INTERPRET)
+        low = to_codes(low / scale[:, None], cache.dtype.element_ty, TOP)
+        high = to_codes(high / scale[:, None], cache.dtype.element_ty, TOP)
     if not FOUR:
         ALONG: tl.constexpr = BLOCK if ACROSS else 1
         at = cache + block * block_stride + head[:, None] * head_stride
@@ -137,7 +128,6 @@ def _rope_kernel(
     FOUR: tl.constexpr,
     ACROSS: tl.constexpr,
     BIASES: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Norm, rotate and store a token's heads. READ, WRITTEN: counts of key and value arrays that
     follow the queries, and that are kept. TO_ONE: values are scaled to a root mean square of one;
@@ -240,50 +230,12 @@ def _rope_kernel(
         # Rounded to the model's dtype before it is quantised, as the reference does.
         low = low.to(qkv.dtype.element_ty).to(tl.float32)
         high = high.to(qkv.dtype.element_ty).to(tl.float32)
+        pairs = low, high, left, right, real, mask
+        where = slot, head, block_stride, head_stride, scale_block_stride
         if is_value:
-            _store_kv(
-                v_cache,
-                v_scale,
-                low,
-                high,
-                slot,
-                head,
-                block_stride,
-                head_stride,
-                scale_block_stride,
-                left,
-                right,
-                real,
-                mask,
-                HALF,
-                BLOCK,
-                TOP,
-                FOUR,
-                ACROSS,
-                INTERPRET,
-            )
+            _store_kv(v_cache, v_scale, pairs, where, HALF, BLOCK, TOP, FOUR, ACROSS)
         else:
-            _store_kv(
-                k_cache,
-                k_scale,
-                low,
-                high,
-                slot,
-                head,
-                block_stride,
-                head_stride,
-                scale_block_stride,
-                left,
-                right,
-                real,
-                mask,
-                HALF,
-                BLOCK,
-                TOP,
-                False,
-                False,
-                INTERPRET,
-            )
+            _store_kv(k_cache, k_scale, pairs, where, HALF, BLOCK, TOP, False, False)
 
 
 def rope_and_cache(
@@ -360,7 +312,6 @@ def rope_and_cache(
         FOUR=four,
         ACROSS=kv.across,
         BIASES=biased[3],
-        INTERPRET=INTERPRETED,
         num_warps=4,
     )
     return out

@@ -37,13 +37,7 @@ def _keep(
     x,
     ring,
     entry,
-    first,
-    count,
-    length,
-    block,
-    state_rows,
-    columns,
-    mask,
+    where,
     channels,
     x_stride,
     TAPS: tl.constexpr,
@@ -51,6 +45,7 @@ def _keep(
     GATED: tl.constexpr,
 ):
     """Write an entry's last inputs, and those of the checkpoints in its step, to their blocks."""
+    first, count, length, block, state_rows, columns, mask = where
     start = length - count
     # First, while the checkpoints' earlier inputs are not yet overwritten.
     for number in tl.static_range(2):
@@ -122,23 +117,8 @@ def _conv_kernel(
     to = out + row.to(tl.int64) * channels + columns
     tl.store(to, total.to(out.dtype.element_ty), mask=mask)
     if SINGLE:
-        _keep(
-            x,
-            ring,
-            entry,
-            first,
-            count,
-            length,
-            block,
-            state_rows,
-            columns,
-            mask,
-            channels,
-            x_stride,
-            TAPS,
-            KEPT,
-            GATED,
-        )
+        where = first, count, length, block, state_rows, columns, mask
+        _keep(x, ring, entry, where, channels, x_stride, TAPS, KEPT, GATED)
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -160,23 +140,8 @@ def _keep_kernel(
     entry = tl.program_id(0)
     first, count, length, block = read_entry(query_starts, lengths, table, entry, table_stride)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    _keep(
-        x,
-        ring,
-        entry,
-        first,
-        count,
-        length,
-        block,
-        state_rows,
-        columns,
-        columns < channels,
-        channels,
-        x_stride,
-        TAPS,
-        KEPT,
-        GATED,
-    )
+    where = first, count, length, block, state_rows, columns, columns < channels
+    _keep(x, ring, entry, where, channels, x_stride, TAPS, KEPT, GATED)
 
 
 def short_conv(

@@ -85,7 +85,6 @@ def _sum_kernel(
     outs,
     y_stride,
     SPLITS: tl.constexpr,
-    BIAS: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Add partial sums [SPLITS, elements] in order."""
@@ -97,7 +96,7 @@ def _sum_kernel(
         total += tl.load(partial + here + at, mask=mask, other=0.0)
     row = at // outs
     out = at - row * outs
-    if BIAS:
+    if bias is not None:
         total += tl.load(bias + out, mask=mask, other=0.0).to(tl.float32)
     tl.store(y + row.to(tl.int64) * y_stride + out, total.to(y.dtype.element_ty), mask=mask)
 
@@ -108,13 +107,12 @@ def add_parts(partial: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor)
     elements = rows * outs
     _sum_kernel[(triton.cdiv(elements, 512),)](
         partial,
-        partial if bias is None else bias,
+        bias,
         y,
         elements,
         outs,
         y.stride(0),
         SPLITS=splits,
-        BIAS=bias is not None,
         TILE=512,
         num_warps=4,
     )

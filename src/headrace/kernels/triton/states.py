@@ -20,6 +20,7 @@ preceding step's drafts there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -42,36 +43,33 @@ TOGETHER = 1024
 """Numbers that a program norms."""
 
 
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """Heads of a recurrence: a constant of kernels."""
+
+    key_heads: int
+    heads: int
+    keys: int
+    values: int
+    tiled: bool
+    delta: bool
+
+
 @triton.jit
-def _token(
-    mixed,
-    gates,
-    steps,
-    head_decay,
-    head_step,
-    token,
-    head,
-    keys,
-    columns,
-    real,
-    inside,
-    mixed_stride,
-    gates_stride,
-    steps_stride,
-    KEY_HEADS: tl.constexpr,
-    HEADS: tl.constexpr,
-    KEYS: tl.constexpr,
-    VALUES: tl.constexpr,
-    TILED: tl.constexpr,
-    DELTA: tl.constexpr,
-):
+def _token(sources, token, head, places, SHAPE: tl.constexpr):
     """Load a token's inputs to a head: q, k [keys], v [columns], decay, step, and v as it was."""
-    group = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
+    mixed, gates, steps, head_decay, head_step, mixed_stride, gates_stride, steps_stride = sources
+    keys, columns, real, inside = places
+    KEY_HEADS: tl.constexpr = SHAPE.key_heads
+    HEADS: tl.constexpr = SHAPE.heads
+    KEYS: tl.constexpr = SHAPE.keys
+    VALUES: tl.constexpr = SHAPE.values
+    group = head % KEY_HEADS if SHAPE.tiled else head // (HEADS // KEY_HEADS)
     at = mixed + token * mixed_stride
     gate = tl.load(gates + token * gates_stride + head).to(tl.float32) + head_step
     softened = softplus(gate)
     decay = tl.exp(-head_decay * softened)
-    if DELTA:
+    if SHAPE.delta:
         q = tl.load(at + group * KEYS + keys, mask=real, other=0.0).to(tl.float32)
         k = tl.load(at + (KEY_HEADS + group) * KEYS + keys, mask=real, other=0.0).to(tl.float32)
         own = at + 2 * KEY_HEADS * KEYS + head * VALUES + columns
@@ -119,19 +117,17 @@ def _walk_kernel(
     gates_stride,
     steps_stride,
     table_stride,
-    KEY_HEADS: tl.constexpr,
-    HEADS: tl.constexpr,
-    KEYS: tl.constexpr,
+    SHAPE: tl.constexpr,
     KEYS_PADDED: tl.constexpr,
-    VALUES: tl.constexpr,
     COLUMNS: tl.constexpr,
     DRAFTS: tl.constexpr,
-    TILED: tl.constexpr,
-    DELTA: tl.constexpr,
     ALONE: tl.constexpr,
 ):
     """Walk an entry's tokens; results are fp32 [N, HEADS, VALUES], before norm and gate. ALONE: no
     entry has more than one."""
+    HEADS: tl.constexpr = SHAPE.heads
+    KEYS: tl.constexpr = SHAPE.keys
+    VALUES: tl.constexpr = SHAPE.values
     entry = tl.program_id(2)
     head = tl.program_id(1)
     first, count, length, block = read_entry(query_starts, lengths, table, entry, table_stride)
@@ -161,64 +157,26 @@ def _walk_kernel(
         k = tl.load(into + keys, mask=real, other=0.0)
         v = tl.load(into + KEYS + columns, mask=inside, other=0.0)
         gate = tl.load(into + KEYS + VALUES)
-        state = _advance(state, k, v, gate, tl.load(into + KEYS + VALUES + 1), DELTA)
+        state = _advance(state, k, v, gate, tl.load(into + KEYS + VALUES + 1), SHAPE.delta)
     head_decay = tl.exp(tl.load(decays + head).to(tl.float32))
     head_step = tl.load(biases + head).to(tl.float32)
+    sources = mixed, gates, steps, head_decay, head_step, mixed_stride, gates_stride, steps_stride
+    places = keys, columns, real, inside
     skip = 0.0
-    if not DELTA:
+    if not SHAPE.delta:
         skip = tl.load(skips + head).to(tl.float32)
     token = first.to(tl.int64)
-    q, k, v, decay, step, given = _token(
-        mixed,
-        gates,
-        steps,
-        head_decay,
-        head_step,
-        token,
-        head,
-        keys,
-        columns,
-        real,
-        inside,
-        mixed_stride,
-        gates_stride,
-        steps_stride,
-        KEY_HEADS,
-        HEADS,
-        KEYS,
-        VALUES,
-        TILED,
-        DELTA,
-    )
+    q, k, v, decay, step, given = _token(sources, token, head, places, SHAPE)
     for number in range(1 if ALONE else count):
         if not ALONE:
             # After the last token, that token is read again.
             then = (first + tl.minimum(number + 1, count - 1)).to(tl.int64)
             next_q, next_k, next_v, next_decay, next_step, next_given = _token(
-                mixed,
-                gates,
-                steps,
-                head_decay,
-                head_step,
-                then,
-                head,
-                keys,
-                columns,
-                real,
-                inside,
-                mixed_stride,
-                gates_stride,
-                steps_stride,
-                KEY_HEADS,
-                HEADS,
-                KEYS,
-                VALUES,
-                TILED,
-                DELTA,
+                sources, then, head, places, SHAPE
             )
         to = out + ((first + number).to(tl.int64) * HEADS + head) * VALUES + columns
         if walks:
-            state = _advance(state, k, v, decay, step, DELTA)
+            state = _advance(state, k, v, decay, step, SHAPE.delta)
             tl.store(to, tl.sum(state * q[:, None], 0) + given * skip, mask=inside)
         else:
             tl.store(to, tl.zeros([COLUMNS], tl.float32), mask=inside)
@@ -250,17 +208,15 @@ def _tail_kernel(
     gates_stride,
     steps_stride,
     table_stride,
-    KEY_HEADS: tl.constexpr,
-    HEADS: tl.constexpr,
-    KEYS: tl.constexpr,
+    SHAPE: tl.constexpr,
     KEYS_PADDED: tl.constexpr,
-    VALUES: tl.constexpr,
     VALUES_PADDED: tl.constexpr,
     DRAFTS: tl.constexpr,
-    TILED: tl.constexpr,
-    DELTA: tl.constexpr,
 ):
     """Write each draft's inputs to a head's state into the entry's block."""
+    HEADS: tl.constexpr = SHAPE.heads
+    KEYS: tl.constexpr = SHAPE.keys
+    VALUES: tl.constexpr = SHAPE.values
     entry = tl.program_id(1)
     head = tl.program_id(0)
     first, count, _length, block = read_entry(query_starts, lengths, table, entry, table_stride)
@@ -271,28 +227,11 @@ def _tail_kernel(
     inside = columns < VALUES
     head_decay = tl.exp(tl.load(decays + head).to(tl.float32))
     head_step = tl.load(biases + head).to(tl.float32)
+    sources = mixed, gates, steps, head_decay, head_step, mixed_stride, gates_stride, steps_stride
+    places = keys, columns, real, inside
     for number in range(certain, tl.minimum(count, certain + DRAFTS)):
         _q, k, v, decay, step, _given = _token(
-            mixed,
-            gates,
-            steps,
-            head_decay,
-            head_step,
-            (first + number).to(tl.int64),
-            head,
-            keys,
-            columns,
-            real,
-            inside,
-            mixed_stride,
-            gates_stride,
-            steps_stride,
-            KEY_HEADS,
-            HEADS,
-            KEYS,
-            VALUES,
-            TILED,
-            DELTA,
+            sources, (first + number).to(tl.int64), head, places, SHAPE
         )
         width: tl.constexpr = KEYS + VALUES + 2
         place = block.to(tl.int64) * DRAFTS + number - certain
@@ -371,14 +310,16 @@ def recur(
     strides = mixed.stride(0), gates.stride(0), steps.stride(0), table.stride(0)
     step = batch.query_starts, batch.lengths, table, rows
     shape = {
-        "KEY_HEADS": spec.key_heads,
-        "HEADS": spec.value_heads,
-        "KEYS": spec.key_size,
+        "SHAPE": StateShape(
+            spec.key_heads,
+            spec.value_heads,
+            spec.key_size,
+            values,
+            isinstance(spec, DeltaSpec) and spec.tiled,
+            delta,
+        ),
         "KEYS_PADDED": triton.next_power_of_2(spec.key_size),
-        "VALUES": values,
         "DRAFTS": tail.shape[1],
-        "TILED": isinstance(spec, DeltaSpec) and spec.tiled,
-        "DELTA": delta,
         "num_warps": 1,
     }
     _walk_kernel[(triton.cdiv(values, columns), spec.value_heads, entries)](

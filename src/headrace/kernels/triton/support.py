@@ -9,32 +9,34 @@ from ...base.environment import triton_interpreted
 
 INTERPRETED: bool = triton_interpreted()
 """Triton's own switch, read once as Triton reads it: kernels run in Python, on CPU tensors."""
+INTERPRET = tl.constexpr(INTERPRETED)
+"""`INTERPRETED` inside kernels."""
 
 LOG2E: float = 1.4426950408889634
 """Softmax is taken to base two: exp2 is one instruction."""
 
 
 @triton.jit
-def matrix_product(a, b, accumulator, interpreted: tl.constexpr):
+def matrix_product(a, b, accumulator):
     """Compute a [M, K] · b [K, N] + accumulator, in fp32.
 
     The interpreter's bf16 product returns garbage, so its operands are widened there. fp32 stays
     fp32: the tensor cores' own form of it keeps ten bits.
     """
-    if interpreted or a.dtype == tl.float32:
+    if INTERPRET or a.dtype == tl.float32:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), accumulator, input_precision="ieee")
     return tl.dot(a, b, accumulator)
 
 
 @triton.jit
-def few_product(a, b, accumulator, interpreted: tl.constexpr):
+def few_product(a, b, accumulator):
     """Compute `matrix_product` of few rows of `a`. Rows fewer than the 16 of the instruction's
     first side become its second, which has 8 (ADR 0031)."""
     if a.shape[0] < 16:
-        turned = matrix_product(tl.trans(b), tl.trans(a), tl.trans(accumulator), interpreted)
+        turned = matrix_product(tl.trans(b), tl.trans(a), tl.trans(accumulator))
         found = tl.trans(turned)
     else:
-        found = matrix_product(a, b, accumulator, interpreted)
+        found = matrix_product(a, b, accumulator)
     return found
 
 

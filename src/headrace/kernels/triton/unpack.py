@@ -19,8 +19,12 @@ The interpreter has no assembler: there the same numbers are made by arithmetic,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
+
+from .support import INTERPRET
 
 NONE, BF16, FP16 = 0, 0x43, 0x64
 """Upper byte of the number that codes are put into; NONE: codes become fp32 as they are."""
@@ -34,6 +38,32 @@ _LEVELS = {
 """Upper, then lower bytes of 0, 0.5, 1, 1.5 | 2, 3, 4, 6 in bf16 and in fp16."""
 
 
+CHUNK = 128
+"""Values of a chunk; groups are at most this large and divide it."""
+BYTES = {E2M1: 64, 4: 64, 5: 80, 6: 96, 8: 128}
+"""Bytes of one chunk of one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Form of a packed weight and of its codes in registers: a constant of kernels."""
+
+    bits: int
+    group: int
+    zero: int | None
+    magic: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one chunk of one row."""
+        return BYTES[self.bits]
+
+    @property
+    def planes(self) -> int:
+        """Words of scales that a chunk of one row has."""
+        return CHUNK // self.group if self.zero is None else max(1, CHUNK // self.group // 2)
+
+
 @triton.constexpr_function
 def added(bits: int, magic: int) -> int:
     """Return the excess of every code of a product."""
@@ -45,10 +75,10 @@ def added(bits: int, magic: int) -> int:
 
 
 @triton.constexpr_function
-def unpack_step(bits: int, group: int) -> int:
+def unpack_step(packing: Packing) -> int:
     """Return the values of a chunk that are unpacked at a time, by one load of their bytes; with
     high bits in planes, a plane's width."""
-    return 32 if bits in (5, 6) else min(max(group, 32), 64)
+    return 32 if packing.bits in (5, 6) else min(max(packing.group, 32), 64)
 
 
 @triton.constexpr_function
@@ -123,7 +153,6 @@ def unpack(
     BITS: tl.constexpr,
     MAGIC: tl.constexpr,
     HIGH: tl.constexpr,
-    INTERPRET: tl.constexpr,
 ):
     """Convert byte [OUTS, STEP] uint8 to excess + code in the type of `like`; see `packed` for the
     layout.
@@ -179,7 +208,7 @@ def unpack(
 
 
 @triton.jit
-def fill(like, byte, VALUE: tl.constexpr, MAGIC: tl.constexpr, INTERPRET: tl.constexpr):
+def fill(like, byte, VALUE: tl.constexpr, MAGIC: tl.constexpr):
     """Return VALUE in the shape, and on a device in the registers, of `unpack`'s result for
     `byte`."""
     if MAGIC == 0 or INTERPRET:
@@ -192,7 +221,7 @@ def fill(like, byte, VALUE: tl.constexpr, MAGIC: tl.constexpr, INTERPRET: tl.con
 
 
 @triton.jit
-def halves(pairs, INTERPRET: tl.constexpr):
+def halves(pairs):
     """Return the lower and the upper fp16 number of int32, as fp32."""
     if INTERPRET:
         low, high = first_half(pairs), second_half(pairs)

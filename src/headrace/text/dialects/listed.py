@@ -33,21 +33,34 @@ def reader(close: str = "") -> Callable[[str, Calls], SectionReader]:
     return read
 
 
-GRANITE = Dialect(
-    name="granite",
-    read=reader(),
-    format=CallFormat(
-        open=TOOL_CALL + "[",
-        begin='{"name": "NAME", "arguments": ',
-        end="}",
-        separator=", ",
-        close="]",
-    ),
-    openers=(TOOL_CALL,),
-    markers=frozenset([TOOL_CALL]),
-    marks=(TOOL_CALL,),
-)
+def _dialect(
+    name: str, opener: str, begin: str, closer: str, marks: tuple[str, ...] = (), end: str = "}"
+) -> Dialect:
+    ends = (closer,) if closer else ()
+    return Dialect(
+        name=name,
+        read=reader(closer),
+        format=CallFormat(
+            open=opener + "[", begin=begin, end=end, separator=", ", close="]" + closer
+        ),
+        openers=(opener,),
+        closers=ends,
+        markers=frozenset([opener, *ends]),
+        marks=marks or (opener,),
+    )
 
+
+_BEGIN = '{"name": "NAME", "arguments": '
+GRANITE = _dialect("granite", TOOL_CALL, _BEGIN, "")
+NEMOTRON = _dialect("nemotron", NEMOTRON_CALL, _BEGIN, NEMOTRON_END)
+PHI4 = _dialect(
+    "phi4",
+    TOOL_CALL,
+    '{"type": "function", "function": ' + _BEGIN,
+    TOOL_CALL_END,
+    ("<|tool|>", "<|/tool|>"),
+    "}}",
+)
 COMMAND = Dialect(
     name="command",
     read=reader(ACTION_END),
@@ -62,36 +75,4 @@ COMMAND = Dialect(
     closers=(ACTION_END,),
     markers=frozenset([ACTION, ACTION_END]),
     marks=(ACTION, ACTION_END),
-)
-
-PHI4 = Dialect(
-    name="phi4",
-    read=reader(TOOL_CALL_END),
-    format=CallFormat(
-        open=TOOL_CALL + "[",
-        begin='{"type": "function", "function": {"name": "NAME", "arguments": ',
-        end="}}",
-        separator=", ",
-        close="]" + TOOL_CALL_END,
-    ),
-    openers=(TOOL_CALL,),
-    closers=(TOOL_CALL_END,),
-    markers=frozenset([TOOL_CALL, TOOL_CALL_END]),
-    marks=("<|tool|>", "<|/tool|>"),
-)
-
-NEMOTRON = Dialect(
-    name="nemotron",
-    read=reader(NEMOTRON_END),
-    format=CallFormat(
-        open=NEMOTRON_CALL + "[",
-        begin='{"name": "NAME", "arguments": ',
-        end="}",
-        separator=", ",
-        close="]" + NEMOTRON_END,
-    ),
-    openers=(NEMOTRON_CALL,),
-    closers=(NEMOTRON_END,),
-    markers=frozenset([NEMOTRON_CALL, NEMOTRON_END]),
-    marks=(NEMOTRON_CALL,),
 )
