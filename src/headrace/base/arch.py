@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .denoising import Denoiser
 from .ranking import Ranker
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu2"]
@@ -273,6 +274,8 @@ class ModelArch:
     encoder: Encoder | None = None
     ranker: Ranker | None = None
     """A ranker's shape: it has no layers of a transformer, and a token is a candidate."""
+    denoiser: Denoiser | None = None
+    """A denoiser's shape: a token is a patch of a picture."""
     cross: Cross | None = None
     recurrence: Recurrence | None = None
     uneven: Uneven | None = None
@@ -282,9 +285,12 @@ class ModelArch:
     (Ministral 3)."""
 
     @property
-    def task(self) -> Literal["tokens", "vector", "score", "rank"]:
-        """The purpose of the model: to generate, or to compute an input once for its vector, the
-        score of a pair, or the scores of candidates. A model that generates makes vectors too."""
+    def task(self) -> Literal["tokens", "vector", "score", "rank", "picture"]:
+        """The purpose of the model: to generate, to compute an input once for its vector, the score
+        of a pair, or the scores of candidates, or to draw. A model that generates makes vectors
+        too."""
+        if self.denoiser is not None:
+            return "picture"
         if self.ranker is not None:
             return "rank"
         if self.encoder is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from ...base.config import Decision, EngineOptions
+from ...base.denoising import PictureInput
 from ...base.identity import Identity
 from ...base.modelfiles import ModelFiles
 from ...base.ranking import RankingInput
@@ -47,6 +48,7 @@ class RequestOptions(TypedDict, total=False):
     prefixes: TextPrefixes
     inputs: Sequence[InputSpan]
     ranking: RankingInput | None
+    picture: PictureInput | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,8 @@ class ServingEngine(Protocol):
     """Sequences that can run at the same time."""
     features: frozenset[str]
     """Abilities of the worker beyond text: "grammar", "adapter", "pooling" (vectors); "score" (a
-    cross-encoder: one number for a pair), "ranking" (scores of candidates). A request for any other
-    is refused."""
+    cross-encoder: one number for a pair), "ranking" (scores of candidates), "pictures". A request
+    for any other is refused."""
     operations: Operations
     """Sleep and wake, reset of the prefix cache, recording of a profile."""
     adapters: AdapterBook

@@ -9,12 +9,21 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
+from ...base.denoising import PictureInput
 from ...base.errors import ContextOverflow, InvalidRequest
 from ...base.modelfiles import ModelFiles
 from ...base.ranking import RankingInput
 from ...base.request import Request, Retained
 from ...base.sampling import SamplingParams
-from ...base.spec import GENERATING, SEEDS, InputSpan, ReasoningBudget, RequestSpec, Task
+from ...base.spec import (
+    GENERATING,
+    SEEDS,
+    WORKER_FEATURES,
+    InputSpan,
+    ReasoningBudget,
+    RequestSpec,
+    Task,
+)
 from ...base.text_prefixes import NOTHING, TextPrefixes
 from ...text.reasoning import detect_reasoning
 from ...text.tokenizer import Tokenizer
@@ -28,6 +37,7 @@ _ELSE = {
     "score": "this model scores pairs of texts and does not generate; use /rerank, /score or "
     "score()",
     "rank": "this model ranks candidates and does not generate; use /v1/recommend",
+    "picture": "this model draws pictures of a class; use /v1/images/generations",
 }
 """Refusals of a text, by the task of the model."""
 
@@ -77,6 +87,7 @@ class InputProcessor:
         prefixes: TextPrefixes = NOTHING,
         inputs: Sequence[InputSpan] = (),
         ranking: RankingInput | None = None,
+        picture: PictureInput | None = None,
     ) -> Request:
         """Resolve a request: its tokens, its limits, its seed.
 
@@ -88,7 +99,8 @@ class InputProcessor:
         `inputs`: places in the prompt that stand for something else than text, each with a handle.
         `task` beside those of `spec.GENERATING`: nothing is sampled; with `second_at` the prompt is
         a pair of texts, and the second begins there. `ranking`: features of the task "rank", whose
-        prompt has a 0 for each candidate.
+        prompt has a 0 for each candidate. `picture`: wish of the task "picture", whose prompt is
+        its label and whose seed is the sampling's.
 
         Raises `InvalidRequest` naming the field, or `ContextOverflow`.
         """
@@ -101,7 +113,7 @@ class InputProcessor:
         for name, wish in (
             ("adapter", adapter),
             ("grammar", grammar),
-            ("ranking" if task == "rank" else "pooling", pooling),
+            (WORKER_FEATURES.get(task, "pooling"), pooling),
             ("inputs", inputs),
             ("sound", task == "sound"),
         ):
@@ -117,6 +129,8 @@ class InputProcessor:
                 second_at=second_at,
                 arrival=arrival,
                 ranking=ranking,
+                picture=picture,
+                seed=sampling.seed,
             )
         ids = self.tokenise(prompt)
         # The last token's step may be one that only decodes, where ids are all that counts.
@@ -236,6 +250,8 @@ class InputProcessor:
         second_at: int,
         arrival: float,
         ranking: RankingInput | None,
+        picture: PictureInput | None,
+        seed: int | None,
     ) -> Request:
         if (task == "score") != (self._task == "score"):
             raise InvalidRequest(
@@ -262,11 +278,12 @@ class InputProcessor:
             prompt=ids,
             spec=RequestSpec(
                 SamplingParams(max_tokens=1),
-                seed=resolve_seed(None),
+                seed=resolve_seed(seed),
                 task=task,
                 adapter=adapter,
                 second_at=second_at,
                 ranking=ranking,
+                picture=picture,
             ),
             priority=_integer("priority", priority),
             arrival=arrival,

@@ -80,7 +80,8 @@ def stored_weights(files: ModelFiles) -> WeightBytes:
         )
         return from_roles(files.arch, sizes, "Q8_0" if whisper.coded else STORED[wide])
     tensors, format = tensor_bytes(files)
-    assert any(re.search(r"layers?\.\d+\.", name) for name in tensors), "a model has layers"
+    numbered = (re.search(r"(layers?|blocks)\.\d+\.", name) for name in tensors)
+    assert any(numbered), "a model has layers"
     return from_tensors(files.arch, tensors, format)
 
 
@@ -180,8 +181,17 @@ class StepPredictor:
         estimate = self._text(plan.first_part())
         return estimate._replace(seconds=estimate.seconds + spent)
 
+    def drawing(self, entries: int) -> Estimate:
+        """Return the time and work of a step with so many entries of pictures."""
+        arch = self._model.case.arch
+        assert arch.denoiser is not None, "the model draws no pictures"
+        counts = [arch.denoiser.tokens] * entries
+        return self._model.estimate(compose(arch, [0] * entries, counts))
+
     def _text(self, plan: StepPlan) -> Estimate:
         arch = self._model.case.arch
+        if arch.denoiser is not None:
+            return self.drawing(plan.tokens // arch.denoiser.tokens)
         for admission in plan.admitted:
             self._pooling[admission.row] = not admission.spec.generates
             if arch.cross is not None:

@@ -18,6 +18,7 @@ from ...base.graph import (
     BagsSpec,
     EmbedSpec,
     ExpertsSpec,
+    GivenSpec,
     Graph,
     LinearSpec,
     Node,
@@ -244,8 +245,12 @@ class Lowering(Fusion):
         if isinstance(spec, BagsSpec):
             self._emit("bags", bags.bags(node, spec, x, self._weights, y))
             return
+        if isinstance(spec, GivenSpec):
+            self._emit("given", bags.given(node, y))
+            return
         assert isinstance(spec, EmbedSpec)
-        self._emit("embed", emit.embed(self._weight(node), spec.scale, y, spec.index))
+        given = self._weight(node), spec.scale, y, spec.index, rows_of(node.out[0])
+        self._emit("embed", emit.embed(*given))
 
     def _scatter(self, index: int, node: Node) -> None:
         spec = node.spec
@@ -260,8 +265,13 @@ class Lowering(Fusion):
         self._windows[node.out[0]] = node.spec
 
     def _norm(self, index: int, node: Node) -> None:
-        (x,), spec, residual = node.reads, node.spec, None
+        (x, *adaptive), spec, residual = node.reads, node.spec, None
         assert isinstance(spec, NormSpec)
+        if adaptive:
+            made = self._outputs(node.out[0], grain=x.width)
+            given = *map(self._matrix, node.reads), spec, *made, x.width
+            self._emit("norm", emit.adaptive_norm(*given))
+            return
         if index and self._norm_of(index - 1) is node and not self._is_summed(index - 1):
             residual, x = self._nodes[index - 1].reads
         (out,) = node.out
@@ -282,6 +292,11 @@ class Lowering(Fusion):
             given = self._matrix(x), self._matrix(residual), x.width, rows_of(x)
             factor = node.spec.scale if isinstance(node.spec, AddSpec) else 1.0
             self._emit("add", emit.add(*given, factor))
+
+    def _modulate(self, index: int, node: Node) -> None:
+        residual, x, factors = map(self._matrix, node.reads)
+        self._lies_as(node.out[0], node.reads[0])
+        self._emit("modulate", emit.modulate(x, factors, residual, node.out[0].width))
 
     def _scale(self, index: int, node: Node) -> None:
         (y,), spec = node.reads, node.spec
