@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "headrace.cli.transcribe:command",
         "Speech to text: a file of sound as text, captions or JSON.",
     ),
+    "draw": ("headrace.cli.draw:command", "A class's pictures from a denoiser, as PNG files."),
     "speak": ("headrace.cli.speak:command", "Text to speech: a file of the sound of a text."),
     "programs": (
         "headrace.cli.programs:command",

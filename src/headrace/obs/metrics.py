@@ -89,7 +89,7 @@ class EngineMetrics(Collector):
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._generated_tokens = 0
-        self._steps = 0
+        self._steps = self._pictures = self._denoising_steps = 0
         self._device_seconds = 0.0
         self._schedule_seconds = 0.0
         self._idle_seconds = 0.0
@@ -133,6 +133,11 @@ class EngineMetrics(Collector):
             self._tier.now(stats.tier)
         if stats.encodings is not None:
             self._encodings.now(stats.encodings)
+
+    def drew(self, steps: int) -> None:
+        """Count a finished picture and its steps."""
+        self._pictures += 1
+        self._denoising_steps += steps
 
     def tokens(self, life: RequestLife, count: int, now: float) -> None:
         """Count `count` further tokens of one choice of a request, which came at `now`."""
@@ -357,6 +362,9 @@ class EngineMetrics(Collector):
             "headrace:requests_retried",
         )
         yield from x.counter("Steps.", self._steps, "headrace:steps")
+        yield from x.counter("Finished pictures.", self._pictures, "headrace:pictures")
+        steps = self._denoising_steps
+        yield from x.counter("Steps of finished pictures.", steps, "headrace:denoising_steps")
         for help_, value, name in (
             ("Time of steps on the device.", self._device_seconds, "device"),
             ("Time of planning steps.", self._schedule_seconds, "schedule"),

@@ -325,7 +325,8 @@ def _core(
 ) -> tuple[EngineCore, ContextCache | None, KvManager, Lender | None]:
     options = resolved.options
     types = {"dtype": options.dtype, "kv_dtype": options.kv_dtype}
-    predict = step_predictor(files, device=options.device, **types)
+    coded = files.arch.denoiser is not None and options.quantise == "int8"
+    predict = step_predictor(files, device=options.device, **types, coded=coded)
     stages = Layout.parse(options.layout).pp
     depth = max(options.depth or 1, stages)
     limits = Limits(

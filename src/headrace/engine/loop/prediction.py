@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
 
+from ...base.arch import ModelArch
 from ...base.config import Decision, EngineOptions
+from ...base.denoising import PictureInput
 from ...base.hardware import hardware
 from ...base.layout import Layout
 from ...base.modelfiles import ModelFiles
@@ -15,6 +19,7 @@ from ...base.step import StepPlan
 from ...kv.tiers import Computing
 from ...loader.gguf_model import gguf_of
 from ...loader.names import from_gguf_name, from_hf_name
+from ...loader.open import open_local
 from ...loader.shards import read_headers
 from ...loader.whisper import whisper_of
 from ...models.registry import describe
@@ -58,35 +63,40 @@ def tensor_bytes(files: ModelFiles) -> tuple[dict[str, int], str]:
     return sizes, usual_format(formats, "float32")
 
 
-def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str) -> Case:
-    """Return the roofline's case of this model as its file stores it."""
-    skew = typical_skew(files.arch)
-    return Case(files.arch, stored_weights(files), dtype, kv_dtype, Layout(), skew)
+def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str, coded: bool = False) -> Case:
+    """Return the roofline's case of this model as its file stores it; `coded`: see
+    `stored_weights`."""
+    skew, weights = typical_skew(files.arch), stored_weights(files, coded=coded)
+    return Case(files.arch, weights, dtype, kv_dtype, Layout(), skew)
 
 
-def stored_weights(files: ModelFiles) -> WeightBytes:
-    """Return the bytes of the file's own tensors; of a Whisper those of its decoder, as it
-    serves."""
-    if (whisper := whisper_of(files)) is not None:
-        kinds = ("linear", "logits") if whisper.coded else ()
-        wide = whisper.files.file_bytes
-        sizes = (
-            (
-                one.purpose,
-                _layer_of(one.names[0]),
-                one.numbers * (CODED if one.role in kinds else wide),
-            )
-            for one in describe(files.arch).weights()
-        )
-        return from_roles(files.arch, sizes, "Q8_0" if whisper.coded else STORED[wide])
+def stored_weights(files: ModelFiles, *, coded: bool = False) -> WeightBytes:
+    """Return the bytes of the file's own tensors, or of all as they are served: of a Whisper's
+    decoder, and of a model whose products are made `coded` while they load."""
+    whisper = whisper_of(files)
+    if whisper is not None:
+        return _as_served(files.arch, whisper.files.file_bytes, coded=whisper.coded)
+    if coded:
+        return _as_served(files.arch, 4, coded=True)
     tensors, format = tensor_bytes(files)
     numbered = (re.search(r"(layers?|blocks)\.\d+\.", name) for name in tensors)
     assert any(numbered), "a model has layers"
     return from_tensors(files.arch, tensors, format)
 
 
+def _as_served(arch: ModelArch, wide: int, *, coded: bool) -> WeightBytes:
+    """Return the bytes of weights with `wide` bytes a number; `coded`: products have eight
+    bits."""
+    kinds = ("linear", "logits") if coded else ()
+    sizes = (
+        (one.purpose, _layer_of(one.names[0]), one.numbers * (CODED if one.role in kinds else wide))
+        for one in describe(arch).weights()
+    )
+    return from_roles(arch, sizes, "Q8_0" if coded else STORED[wide])
+
+
 def _layer_of(name: str) -> int | None:
-    layer = re.search(r"layers\.(\d+)\.", name)
+    layer = re.search(r"(?:layers|blocks)\.(\d+)\.", name)
     return int(layer[1]) if layer else None
 
 
@@ -98,7 +108,7 @@ def serving_types(files: ModelFiles) -> tuple[str, str]:
 
 
 def step_predictor(
-    files: ModelFiles, *, device: str, dtype: str, kv_dtype: str
+    files: ModelFiles, *, device: str, dtype: str, kv_dtype: str, coded: bool = False
 ) -> StepPredictor | None:
     """Return the roofline's predictor of plans, or None if the hardware is not known.
 
@@ -108,8 +118,27 @@ def step_predictor(
     known = this_hardware(device)
     if known is None:
         return None
-    model = StepModel(case_of(files, dtype=dtype, kv_dtype=kv_dtype), known)
+    model = StepModel(case_of(files, dtype=dtype, kv_dtype=kv_dtype, coded=coded), known)
     return StepPredictor(model)
+
+
+def picture_seconds(
+    files: ModelFiles, options: EngineOptions, wishes: Sequence[PictureInput]
+) -> float | None:
+    """Price pictures before their first step, each alone; None if the hardware is not known."""
+    predict = _of_pictures(files.path, options.quantise, options.kernels)
+    if predict is None:
+        return None
+    return sum(one.steps * predict.drawing(one.entries).seconds for one in wishes)
+
+
+@lru_cache(maxsize=8)
+def _of_pictures(path: Path, quantise: str, kernels: str) -> StepPredictor | None:
+    files = open_local(path, path.name)
+    asked = EngineOptions(model=path.name, device="cpu", quantise=quantise, kernels=kernels)
+    options = resolve(asked, files, hardware()).options
+    types = {"dtype": options.dtype, "kv_dtype": options.kv_dtype}
+    return step_predictor(files, device="cpu", **types, coded=options.quantise == "int8")
 
 
 def draft_prices(predict: StepPredictor | None) -> StepPrices:
