@@ -15,7 +15,7 @@ from headrace.base.config import EngineOptions
 from headrace.base.denoising import PictureInput
 from headrace.base.errors import ModelFileError, OptionError, UnsupportedModel
 from headrace.base.modelfiles import ModelFiles
-from headrace.base.outputs import Picture
+from headrace.base.outputs import DrawnPicture
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
@@ -55,7 +55,7 @@ class Engine(NamedTuple):
         """Do a step; add the pictures that it reports."""
         for delta in self.built.core.turn():
             assert delta.error is None, delta.error
-            if isinstance(delta.output, Picture):
+            if isinstance(delta.output, DrawnPicture):
                 values = np.frombuffer(delta.output.values, np.float32)
                 found.setdefault(delta.request_id, []).append(values)
 

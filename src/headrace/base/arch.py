@@ -227,6 +227,16 @@ class Pooling:
 
 
 @dataclass(frozen=True, slots=True)
+class BeyondText:
+    """Shape of a model that is for no text."""
+
+    ranker: Ranker | None = None
+    """A ranker's: it has no layers of a transformer, and a token is a candidate."""
+    denoiser: Denoiser | None = None
+    """A denoiser's: a token is a patch of a picture."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelArch:
     """A decoder-only transformer, dense or MoE; with `encoder`, an encoder."""
 
@@ -272,10 +282,7 @@ class ModelArch:
     moe: Moe | None = None
     mla: Mla | None = None
     encoder: Encoder | None = None
-    ranker: Ranker | None = None
-    """A ranker's shape: it has no layers of a transformer, and a token is a candidate."""
-    denoiser: Denoiser | None = None
-    """A denoiser's shape: a token is a patch of a picture."""
+    beyond: BeyondText = BeyondText()
     cross: Cross | None = None
     recurrence: Recurrence | None = None
     uneven: Uneven | None = None
@@ -283,6 +290,14 @@ class ModelArch:
     growth: tuple[float, int] | None = None
     """(growth, every): queries at position p are multiplied by 1 + growth · log(1 + ⌊p / every⌋)
     (Ministral 3)."""
+
+    @property
+    def ranker(self) -> Ranker | None:
+        return self.beyond.ranker
+
+    @property
+    def denoiser(self) -> Denoiser | None:
+        return self.beyond.denoiser
 
     @property
     def task(self) -> Literal["tokens", "vector", "score", "rank", "picture"]:

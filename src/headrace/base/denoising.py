@@ -19,7 +19,7 @@ TIMES = 256
 """Features of a time step."""
 
 
-class Solver(NamedTuple):
+class NoiseSolver(NamedTuple):
     """The way from noise to a picture, by the names and defaults of diffusers' schedulers."""
 
     kind: SolverKind
@@ -59,7 +59,7 @@ class Denoiser(NamedTuple):
     """Classes; the number of all stands for none."""
     outputs: int
     """Channels that the model gives: those of a picture, or as many more for variances."""
-    solver: Solver
+    solver: NoiseSolver
 
     @property
     def tokens(self) -> int:

@@ -53,13 +53,13 @@ async def _draw(
     async with engine_of(options) as engine:
         files = engine.files
         denoiser = denoiser_of(files, engine.model_name)
-        drawing = read_drawing(files, denoiser, label, **given)  # type: ignore[arg-type]
-        seconds = picture_seconds(files, options, drawing.wishes)
+        order = read_drawing(files, denoiser, label, **given)  # type: ignore[arg-type]
+        seconds = picture_seconds(files, options, order.wishes)
         if seconds is not None:
             print(f"about {seconds:.2g} s", file=sys.stderr)
-        many = len(drawing.wishes) > 1
-        names = [f"draw-{at}" for at in range(len(drawing.wishes))]
-        async with aclosing(deltas(submit(engine, drawing, names, whole=True))) as parts:
+        many = len(order.wishes) > 1
+        names = [f"draw-{at}" for at in range(len(order.wishes))]
+        async with aclosing(deltas(submit(engine, order, names, whole=True))) as parts:
             async for one in drawn(denoiser, parts):
                 path = out.with_stem(f"{out.stem}-{one.index + 1}") if many else out
                 try:
@@ -69,4 +69,4 @@ async def _draw(
                         f"{path} cannot be written: {error.strerror}", param="out"
                     ) from error
                 print(path)
-        print(f"seed {drawing.seed}", file=sys.stderr)
+        print(f"seed {order.seed}", file=sys.stderr)

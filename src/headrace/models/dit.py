@@ -13,7 +13,7 @@ from typing import Any
 
 from ..base.arch import ModelArch, Rope
 from ..base.arch_fields import Fields
-from ..base.denoising import TIMES, Denoiser, GivenSpec, Solver
+from ..base.denoising import TIMES, Denoiser, GivenSpec, NoiseSolver
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.graph import SAMPLED, ActivationSpec, EmbedSpec, Graph, Value
 from ..layers.description import Description
@@ -122,12 +122,12 @@ def _denoiser(config: Config) -> Denoiser:
     return Denoiser(channels, size, patch, classes, outputs, solver)
 
 
-def _solver(config: Mapping[str, Any]) -> Solver:
+def _solver(config: Mapping[str, Any]) -> NoiseSolver:
     fields = Fields(config, "scheduler_config.json")
     known = KINDS[fields.word("_class_name", KINDS)]
     for key, allowed in NEUTRAL.items():
         fields.expect(key, *allowed)
-    plain = Solver(**known)
+    plain = NoiseSolver(**known)
     trained = fields.integer("num_train_timesteps", 1, 100_000, 1000)
     if plain.kind == "flow_euler":
         return plain._replace(trained=trained, shift=fields.number("shift", 0.01, 100.0, 1.0))
@@ -168,9 +168,9 @@ FAMILIES = (
     Family(
         "dit", dit, {"dit": ("DiTTransformer2DModel",)},
         fields={
-            "denoiser": _denoiser, "hidden": _hidden,
-            "vocab_size": lambda config: config["denoiser"].classes + 1,
-            "max_context": lambda config: max(8, config["denoiser"].tokens),
+            "beyond.denoiser": _denoiser, "hidden": _hidden,
+            "vocab_size": lambda config: config["beyond.denoiser"].classes + 1,
+            "max_context": lambda config: max(8, config["beyond.denoiser"].tokens),
             "layers": integer("num_layers", "", 1, 1024, 28),
             "heads": integer("num_attention_heads", "", 1, 1024, 16),
             "kv_heads": lambda config: config["heads"],

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.denoising import Denoiser, PictureInput
-from ..base.outputs import Picture
+from ..base.outputs import DrawnPicture
 from ..base.step import Admission, StepPlan, StepResult
 from ..kernels.arrays import Array, tensor
 from ..kernels.operators import StepBatch
@@ -23,19 +23,19 @@ from ..kernels.program import EVERY, Outputs
 from ..kernels.ranked import PicturedRows
 from .arrays import fp32
 from .features import RowWish
-from .solvers import Floats, Path, normal, time_features
+from .solvers import Floats, Trajectory, normal, time_features
 
 NAN = "the model's numbers are not finite: it computed NaN for this picture"
 
 
-class _Drawn(NamedTuple):
+class _DrawnRow(NamedTuple):
     """A picture on its way."""
 
     wish: PictureInput
-    path: Path
+    path: Trajectory
 
 
-class Denoising(RowWish[_Drawn]):
+class Denoising(RowWish[_DrawnRow]):
     """A step of each row that draws, and the pictures that are reported."""
 
     want = EVERY
@@ -46,12 +46,12 @@ class Denoising(RowWish[_Drawn]):
         self._denoiser, self._tensors = denoiser, tensors
         self._shape = denoiser.channels, denoiser.size, denoiser.size
 
-    def wish(self, admission: Admission) -> _Drawn | None:
+    def wish(self, admission: Admission) -> _DrawnRow | None:
         wish = admission.spec.picture
         if wish is None:
             return None
         draw = partial(normal, admission.spec.seed, wish.choice, shape=self._shape)
-        return _Drawn(wish, Path(self._denoiser.solver, wish.steps, draw))
+        return _DrawnRow(wish, Trajectory(self._denoiser.solver, wish.steps, draw))
 
     def batch(self, plan: StepPlan) -> StepBatch:
         """Make the batch of a step. A row without a picture, of a step that nobody reads, has an
@@ -101,10 +101,10 @@ class Denoising(RowWish[_Drawn]):
             if not np.isfinite(drawn.path.picture).all():
                 result.spoiled[entry] = NAN
             elif drawn.wish.reports(drawn.path.done):
-                found[entry] = Picture(drawn.path.picture.tobytes(), drawn.path.done)
+                found[entry] = DrawnPicture(drawn.path.picture.tobytes(), drawn.path.done)
         result.outputs = found
 
-    def _entries(self, plan: StepPlan) -> Iterator[tuple[int, _Drawn | None, int]]:
+    def _entries(self, plan: StepPlan) -> Iterator[tuple[int, _DrawnRow | None, int]]:
         """Yield (entry of the plan, its picture, its entries in the batch)."""
         for entry, (row, count) in enumerate(zip(plan.rows, plan.counts, strict=True)):
             drawn = self._rows.get(row)

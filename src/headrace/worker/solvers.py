@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..base.denoising import TIMES, Solver
+from ..base.denoising import TIMES, NoiseSolver
 
 Floats = npt.NDArray[np.float32]
 
@@ -33,7 +33,7 @@ class Schedule(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def schedule(solver: Solver, steps: int) -> Schedule:
+def schedule(solver: NoiseSolver, steps: int) -> Schedule:
     """Compute the times and noise levels of a number of steps."""
     if solver.kind == "flow_euler":
         return _flow(solver, steps)
@@ -54,7 +54,7 @@ def schedule(solver: Solver, steps: int) -> Schedule:
     return Schedule(tuple(times), (*map(float, found), 0.0), begin)
 
 
-def _alphas(solver: Solver) -> Floats:
+def _alphas(solver: NoiseSolver) -> Floats:
     """Return the products of what each time step leaves of a picture [trained]."""
     count = solver.trained
     if solver.betas == "squaredcos_cap_v2":
@@ -72,7 +72,7 @@ def _alphas(solver: Solver) -> Floats:
     return np.cumprod((1 - noise).astype(np.float64)).astype(np.float32)
 
 
-def _times(solver: Solver, steps: int) -> list[float]:
+def _times(solver: NoiseSolver, steps: int) -> list[float]:
     """Return the time of each step, the noisiest first."""
     trained, further = solver.trained, int(solver.kind == "dpmpp_2m")
     whole = solver.kind in ("ddim", "dpmpp_2m")
@@ -87,7 +87,7 @@ def _times(solver: Solver, steps: int) -> list[float]:
     return [float(one) for one in times]
 
 
-def _flow(solver: Solver, steps: int) -> Schedule:
+def _flow(solver: NoiseSolver, steps: int) -> Schedule:
     def shifted(part: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         return solver.shift * part / (1 + (solver.shift - 1) * part)
 
@@ -97,10 +97,10 @@ def _flow(solver: Solver, steps: int) -> Schedule:
     return Schedule(tuple(map(float, times)), (*map(float, sigmas), 0.0), 1.0)
 
 
-class Path:
+class Trajectory:
     """One picture's way from noise: the picture so far, and the history that its solver keeps."""
 
-    def __init__(self, solver: Solver, steps: int, noise: Callable[[int], Floats]) -> None:
+    def __init__(self, solver: NoiseSolver, steps: int, noise: Callable[[int], Floats]) -> None:
         """`noise` draws normal numbers of the picture's shape: 0 the first, n after step n."""
         self._solver, self._steps, self._noise = solver, steps, noise
         self._schedule = schedule(solver, steps)

@@ -17,7 +17,7 @@ from ...base.denoising import (
 from ...base.errors import EngineFault, InvalidRequest
 from ...base.modelfiles import ModelFiles
 from ...base.names import nearest
-from ...base.outputs import Picture
+from ...base.outputs import DrawnPicture
 from ...base.request import OutputDelta
 from ...base.sampling import SamplingParams
 from ...media.png import png
@@ -28,7 +28,7 @@ STEPS, GUIDANCE = 20, 4.0
 """Steps and guidance of a request that names none."""
 
 
-class Drawing(NamedTuple):
+class PictureOrder(NamedTuple):
     """Pictures that are wanted, verified against the model."""
 
     label: int
@@ -64,7 +64,7 @@ def read_drawing(
     steps: int | None = None,
     guidance: float | None = None,
     partial: int | None = None,
-) -> Drawing:
+) -> PictureOrder:
     """Check the fields of a request; None for the default of each. `label`: a class's name, or its
     number; `size`: ROWSxCOLUMNS. Raises `InvalidRequest`, which names the field."""
     most, one = denoiser.solver.most, f"{denoiser.size}x{denoiser.size}"
@@ -83,7 +83,7 @@ def read_drawing(
         )
     number = _label(files, denoiser, label)
     wishes = (PictureInput(number, steps, factor, choice, partial) for choice in range(count))
-    return Drawing(number, resolve_seed(seed), tuple(wishes))
+    return PictureOrder(number, resolve_seed(seed), tuple(wishes))
 
 
 def _within(name: str, value: int | None, low: int, high: int, default: int) -> int:
@@ -113,15 +113,20 @@ def _label(files: ModelFiles, denoiser: Denoiser, label: str) -> int:
 
 
 def submit(
-    engine: ServingEngine, drawing: Drawing, names: Sequence[str], *, whole: bool, priority: int = 0
+    engine: ServingEngine,
+    order: PictureOrder,
+    names: Sequence[str],
+    *,
+    whole: bool,
+    priority: int = 0,
 ) -> list[OutputStream]:
     """Send a request for each picture, under these names."""
     streams: list[OutputStream] = []
     try:
-        for name, wish in zip(names, drawing.wishes, strict=True):
-            options: dict[str, Any] = {"task": "picture", "picture": wish, "priority": priority}
-            sampling = SamplingParams(seed=drawing.seed)
-            given = [drawing.label], sampling
+        for name, wish in zip(names, order.wishes, strict=True):
+            options: dict[str, Any] = {"task": "picture", "given": wish, "priority": priority}
+            sampling = SamplingParams(seed=order.seed)
+            given = [order.label], sampling
             streams.append(engine.submit(*given, request_id=name, whole=whole, **options))
     except BaseException:
         for stream in streams:
@@ -130,7 +135,7 @@ def submit(
     return streams
 
 
-class Drawn(NamedTuple):
+class PictureFile(NamedTuple):
     """A picture that has come."""
 
     index: int
@@ -141,17 +146,17 @@ class Drawn(NamedTuple):
 
 async def drawn(
     denoiser: Denoiser, deltas: AsyncIterator[tuple[int, OutputDelta]]
-) -> AsyncIterator[Drawn]:
+) -> AsyncIterator[PictureFile]:
     """Yield pictures from (index of a request, its delta). Raises `EngineFault`."""
     async for index, delta in deltas:
-        if isinstance(delta.output, Picture):
+        if isinstance(delta.output, DrawnPicture):
             final, step = delta.finish_reason is not None, delta.output.step
-            yield Drawn(index, file_of(denoiser, delta.output), step, final)
+            yield PictureFile(index, file_of(denoiser, delta.output), step, final)
         elif delta.finish_reason is not None:
             raise EngineFault("a picture ended before its last step")
 
 
-def file_of(denoiser: Denoiser, picture: Picture) -> bytes:
+def file_of(denoiser: Denoiser, picture: DrawnPicture) -> bytes:
     """Return a picture as a PNG: -1 is black and 1 is white, as diffusers writes it."""
     shape = denoiser.channels, denoiser.size, denoiser.size
     values = np.frombuffer(picture.values, np.float32).reshape(shape).transpose(1, 2, 0)

@@ -47,8 +47,7 @@ class RequestOptions(TypedDict, total=False):
     retained: Sequence[Retained]
     prefixes: TextPrefixes
     inputs: Sequence[InputSpan]
-    ranking: RankingInput | None
-    picture: PictureInput | None
+    given: RankingInput | PictureInput | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,8 +86,7 @@ class InputProcessor:
         retained: Sequence[Retained] = (),
         prefixes: TextPrefixes = NOTHING,
         inputs: Sequence[InputSpan] = (),
-        ranking: RankingInput | None = None,
-        picture: PictureInput | None = None,
+        given: RankingInput | PictureInput | None = None,
     ) -> Request:
         """Resolve a request: its tokens, its limits, its seed.
 
@@ -98,9 +97,9 @@ class InputProcessor:
         context cache. `prefixes`: names of its beginnings; the engine reports those that it holds.
         `inputs`: places in the prompt that stand for something else than text, each with a handle.
         `task` beside those of `spec.GENERATING`: nothing is sampled; with `second_at` the prompt is
-        a pair of texts, and the second begins there. `ranking`: features of the task "rank", whose
-        prompt has a 0 for each candidate. `picture`: wish of the task "picture", whose prompt is
-        its label and whose seed is the sampling's.
+        a pair of texts, and the second begins there. `given`: features of the task "rank", whose
+        prompt has a 0 for each candidate, or the wish of the task "picture", whose prompt is its
+        label and whose seed is the sampling's.
 
         Raises `InvalidRequest` naming the field, or `ContextOverflow`.
         """
@@ -128,8 +127,7 @@ class InputProcessor:
                 adapter=adapter,
                 second_at=second_at,
                 arrival=arrival,
-                ranking=ranking,
-                picture=picture,
+                given=given,
                 seed=sampling.seed,
             )
         ids = self.tokenise(prompt)
@@ -249,8 +247,7 @@ class InputProcessor:
         adapter: str | None,
         second_at: int,
         arrival: float,
-        ranking: RankingInput | None,
-        picture: PictureInput | None,
+        given: RankingInput | PictureInput | None,
         seed: int | None,
     ) -> Request:
         if (task == "score") != (self._task == "score"):
@@ -282,8 +279,8 @@ class InputProcessor:
                 task=task,
                 adapter=adapter,
                 second_at=second_at,
-                ranking=ranking,
-                picture=picture,
+                ranking=given if isinstance(given, RankingInput) else None,
+                picture=given if isinstance(given, PictureInput) else None,
             ),
             priority=_integer("priority", priority),
             arrival=arrival,

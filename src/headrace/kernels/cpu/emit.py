@@ -286,8 +286,8 @@ def adaptive_norm(
 ) -> Emitted:
     """Emit a layer norm of all tokens, whose gains and shifts [B, size] are those of entries."""
     given = x, NOWHERE, gains.at, shifts.at, y or NOWHERE, q
-    strides = gains.stride, shifts.stride
-    return record("LAYER_NORM", *given, spec.eps, size, ROWS_N, spec.offset, *strides)
+    assert spec.offset == 1.0, "gains are added to one"
+    return record("LAYER_NORM", *given, spec.eps, size, ROWS_N, 0, gains.stride, shifts.stride)
 
 
 def modulate(x: Matrix, factors: Matrix, y: Matrix, size: int) -> Emitted:

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from ...base.denoising import MOST_GUIDANCE, MOST_PARTIAL, MOST_PICTURES, Denoiser
 from ...base.errors import InvalidRequest
-from ...engine.clients.drawing import Drawing, denoiser_of, drawn, read_drawing, submit
+from ...engine.clients.drawing import PictureOrder, denoiser_of, drawn, read_drawing, submit
 from ...engine.loop.prediction import picture_seconds
 from ..caller import engine_id
 from ..connection import EventStream, while_connected
@@ -104,7 +104,7 @@ async def generations(request: Request) -> Response:
         raise InvalidRequest("partial_images needs stream", param="partial_images")
     if body.stream and body.n not in (None, 1):
         raise InvalidRequest("a stream has one picture: n must be 1", param="n")
-    drawing = read_drawing(
+    order = read_drawing(
         files,
         denoiser,
         body.prompt,
@@ -115,14 +115,14 @@ async def generations(request: Request) -> Response:
         guidance=body.guidance,
         partial=body.partial_images,
     )
-    priced = files, service.engine.options, drawing.wishes
+    priced = files, service.engine.options, order.wishes
     seconds = await service.hands.run(picture_seconds, *priced)
     request.scope["headrace.usage"] = usage = Usage(service.name)
     usage.known_prompt(0, 1)
-    usage.completion = drawing.entries * denoiser.tokens
-    about = _about(denoiser, drawing, usage, seconds)
+    usage.completion = order.entries * denoiser.tokens
+    about = _about(denoiser, order, usage, seconds)
     name = f"img-{body.request_id or request.scope['headrace.request_id']}"
-    work = _Work(service, denoiser, drawing, name, body.priority or 0)
+    work = _OrderedPictures(service, denoiser, order, name, body.priority or 0)
     if body.stream:
         return EventStream(_events(work, about), keep_alive=service.keep_alive)
     found = await while_connected(request.receive, work.all())
@@ -130,31 +130,31 @@ async def generations(request: Request) -> Response:
 
 
 def _about(
-    denoiser: Denoiser, drawing: Drawing, usage: Usage, seconds: float | None
+    denoiser: Denoiser, order: PictureOrder, usage: Usage, seconds: float | None
 ) -> dict[str, Any]:
     counted = {
         "input_tokens": usage.prompt,
         "output_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
-        "denoising_steps": sum(one.steps for one in drawing.wishes),
+        "denoising_steps": sum(one.steps for one in order.wishes),
         "predicted_seconds": seconds,
     }
     size = f"{denoiser.size}x{denoiser.size}"
-    return {"output_format": "png", "size": size, "seed": drawing.seed, "usage": counted}
+    return {"output_format": "png", "size": size, "seed": order.seed, "usage": counted}
 
 
-class _Work:
+class _OrderedPictures:
     """The pictures of one request, which end when their reader leaves."""
 
     def __init__(
-        self, service: Service, denoiser: Denoiser, drawing: Drawing, name: str, priority: int
+        self, service: Service, denoiser: Denoiser, order: PictureOrder, name: str, priority: int
     ) -> None:
-        self._service, self._denoiser, self._drawing = service, denoiser, drawing
+        self._service, self._denoiser, self._order = service, denoiser, order
         self._name, self._priority = name, priority
 
     def _deltas(self, *, whole: bool) -> Any:
-        names = [engine_id(f"{self._name}-{at}") for at in range(len(self._drawing.wishes))]
-        given = self._service.engine, self._drawing, names
+        names = [engine_id(f"{self._name}-{at}") for at in range(len(self._order.wishes))]
+        given = self._service.engine, self._order, names
         streams = submit(*given, whole=whole, priority=self._priority)
         return deltas(streams)
 
@@ -173,7 +173,7 @@ class _Work:
                 yield one.final, base64.b64encode(one.png).decode()
 
 
-async def _events(work: _Work, about: dict[str, Any]) -> AsyncGenerator[bytes]:
+async def _events(work: _OrderedPictures, about: dict[str, Any]) -> AsyncGenerator[bytes]:
     usage, place = about.pop("usage"), 0
     async with aclosing(work.pieces()) as pieces:
         async for final, picture in pieces:

@@ -238,9 +238,9 @@ typedef struct {
   float eps;
   int32_t size;
   int32_t rows;
-  float offset;          // of each entry's weight: 1 + weight
-  int64_t weight_stride; // 0: one weight and bias for all rows; else row e is of entry e
-  int64_t bias_stride;
+  int32_t unused;
+  int64_t weight_stride; // 0: one weight and bias for all rows; else row e of them is entry e's,
+  int64_t bias_stride;   //   and x is multiplied by 1 + weight
 } HrLayerNorm;
 
 typedef struct {         // y += factor · x, by the factors of each row's entry

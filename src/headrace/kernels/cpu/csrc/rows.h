@@ -204,7 +204,6 @@ void op_layer_norm(const HrLayerNorm& op, const hr::Work& work) {
     return f_sum(f_add(f_add(chain[0], chain[1]), f_add(chain[2], chain[3])));
   };
   Entries entries{work.step->query_starts};
-  const F offset = f_set(op.offset);
   const float *weight = op.weight, *bias = op.bias;
   for (int64_t row = first; row < last; ++row) {
     const float* x = op.x + row * op.x_stride;
@@ -247,7 +246,7 @@ void op_layer_norm(const HrLayerNorm& op, const hr::Work& work) {
       for (int64_t j = 0; j < n; j += 16) {
         const int64_t at = i + j, room = op.size - at;
         F gain = f_tail(weight + at, room);
-        if (op.weight_stride) gain = f_add(gain, offset);
+        if (op.weight_stride) gain = f_add(gain, f_set(1.0f));
         const F to = f_fma(f_mul(f_sub(f_tail(x + at, room), mean), scale), gain,
                            bias ? f_tail(bias + at, room) : f_zero());
         if (op.q.six) f_store(v + j, to);
