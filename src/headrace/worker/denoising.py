@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..base.denoising import Denoiser, PictureInput
 from ..base.outputs import DrawnPicture
 from ..base.step import Admission, StepPlan, StepResult
-from ..kernels.arrays import Array, tensor
+from ..kernels.arrays import Array, host, tensor
 from ..kernels.operators import StepBatch
 from ..kernels.program import EVERY, Outputs
 from ..kernels.ranked import PicturedRows
@@ -84,7 +84,7 @@ class Denoising(RowWish[_DrawnRow]):
     def collect(self, plan: StepPlan, outputs: Outputs, result: StepResult) -> None:
         """Do a step of each picture with the model's outputs [N, ·]."""
         assert outputs.hidden is not None
-        rows, begin, tokens = fp32(outputs.hidden), 0, self._denoiser.tokens
+        rows, begin, tokens = host(fp32(outputs.hidden)), 0, self._denoiser.tokens
         found = dict(result.outputs or {})
         for entry, drawn, entries in self._entries(plan):
             given = [
