@@ -88,7 +88,7 @@ class Denoising(RowWish[_DrawnRow]):
         found = dict(result.outputs or {})
         for entry, drawn, entries in self._entries(plan):
             given = [
-                self._whole(rows[begin + tokens * each : begin + tokens * (each + 1)])
+                self._picture_of(rows[begin + tokens * each : begin + tokens * (each + 1)])
                 for each in range(entries)
             ]
             begin += tokens * entries
@@ -119,7 +119,7 @@ class Denoising(RowWish[_DrawnRow]):
         cut = picture.reshape(channels, side, patch, side, patch).transpose(1, 3, 0, 2, 4)
         return np.ascontiguousarray(cut).reshape(side * side, -1)
 
-    def _whole(self, rows: Floats) -> Floats:
+    def _picture_of(self, rows: Floats) -> Floats:
         """Return the picture of rows [tokens, patch² · outputs], without variances."""
         channels, size, _ = self._shape
         patch, outputs = self._denoiser.patch, self._denoiser.outputs
