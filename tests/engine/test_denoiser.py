@@ -15,12 +15,14 @@ from headrace.base.config import EngineOptions
 from headrace.base.denoising import PictureInput
 from headrace.base.errors import ModelFileError, OptionError, UnsupportedModel
 from headrace.base.modelfiles import ModelFiles
-from headrace.base.outputs import DrawnPicture
+from headrace.base.outputs import PictureOutput
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
+from headrace.base.step import StepPlan
+from headrace.engine.clients.drawing import denoiser_of, predicted, read_drawing
 from headrace.engine.loop.build import Built, build
-from headrace.engine.loop.prediction import picture_seconds, step_predictor
+from headrace.engine.loop.prediction import drawing_seconds, step_predictor
 from headrace.loader.open import open_model
 from headrace.worker.solvers import normal
 from tiny import dit
@@ -55,7 +57,7 @@ class Engine(NamedTuple):
         """Do a step; add the pictures that it reports."""
         for delta in self.built.core.turn():
             assert delta.error is None, delta.error
-            if isinstance(delta.output, DrawnPicture):
+            if isinstance(delta.output, PictureOutput):
                 values = np.frombuffer(delta.output.values, np.float32)
                 found.setdefault(delta.request_id, []).append(values)
 
@@ -244,17 +246,20 @@ def test_numbers_that_are_none_end_their_picture_alone(tmp_path: Path) -> None:
 
 
 def test_a_picture_is_priced_before_it_starts(tmp_path: Path) -> None:
-    files = open_model(str(dit.make(tmp_path)))
-    options = EngineOptions(model=str(tmp_path))
-    assert step_predictor(files, device="cpu", dtype="float32", kv_dtype="float32") is not None
-    one, guided, three = (
-        picture_seconds(files, options, [PictureInput(1, 10, factor)] * count)
-        for factor, count in ((1.0, 1), (2.0, 1), (2.0, 3))
-    )
-    assert one is not None
-    assert guided is not None
-    assert 0 < one < guided < 2.5 * one
-    assert three == pytest.approx(3 * guided)
+    files = open_model(str(dit.make(tmp_path, num_layers=4, attention_head_dim=64)))
+    types = {"device": "cpu", "dtype": "float32", "kv_dtype": "float32"}
+    exact, coded = (step_predictor(files, **types, coded=coded) for coded in (False, True))
+    seconds = drawing_seconds(exact)
+    assert 0 < seconds["step_seconds_1"] < seconds["step_seconds_2"] < 2 * seconds["step_seconds_1"]
+    assert drawing_seconds(coded)["step_seconds_2"] < seconds["step_seconds_2"]
+    engine: Any = SimpleNamespace(memory=seconds)
+    denoiser = denoiser_of(files, "one")
+    order = read_drawing(files, denoiser, "3", n=3, steps=10, guidance=2.0)
+    assert predicted(engine, order) == pytest.approx(30 * seconds["step_seconds_2"])
+    assert predicted(SimpleNamespace(memory={}), order) is None  # type: ignore[arg-type]
+    assert exact is not None
+    plan = StepPlan(0, [0, 1], [64, 900], [32, 16], [False, True])
+    assert exact(plan).seconds == exact.drawing(3).seconds, "whatever was done before"
 
 
 def test_where_it_is_not_served(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from headrace.base.denoising import Denoiser, NoiseSolver, PictureInput
-from headrace.base.outputs import DrawnPicture
+from headrace.base.outputs import PictureOutput
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
@@ -32,7 +32,7 @@ def request(name: str, steps: int, guidance: float = 2.0) -> Request:
 
 def landed(of: Scheduler, plan: StepPlan) -> list[str]:
     """Book a step; return the pictures that it ended."""
-    outputs = {entry: DrawnPicture(b"", 1) for entry, last in enumerate(plan.samples) if last}
+    outputs = {entry: PictureOutput(b"", 1) for entry, last in enumerate(plan.samples) if last}
     result = StepResult(plan.number, [[] for _ in plan.rows], outputs=outputs or None)
     return [delta.request_id for delta in of.update(plan, result) if delta.finish == "stop"]
 

@@ -111,7 +111,7 @@ def main() -> None:
     print(f"{steps} steps in {time.monotonic() - begin:.0f} s")
     from headrace.base.config import EngineOptions
     from headrace.base.denoising import PictureInput
-    from headrace.base.outputs import DrawnPicture
+    from headrace.base.outputs import PictureOutput
     from headrace.base.request import Request
     from headrace.base.sampling import SamplingParams
     from headrace.base.spec import RequestSpec
@@ -127,7 +127,7 @@ def main() -> None:
         built.core.add(Request(id=str(at), prompt=[at % 10], spec=spec))
     while built.core.has_work:
         for delta in built.core.turn():
-            if isinstance(delta.output, DrawnPicture):
+            if isinstance(delta.output, PictureOutput):
                 found[int(delta.request_id)] = np.frombuffer(delta.output.values, np.float32)
     built.close()
     seen = read(np.clip(np.stack([found[at] for at in range(400)]), -1, 1))

@@ -36,7 +36,7 @@ class Samples(Tagged, frozen=True, array_like=True, tag="samples"):
         return Samples([*self.pieces, *later.pieces], self.dropped + later.dropped)
 
 
-class DrawnPicture(Tagged, frozen=True, array_like=True, tag="picture"):
+class PictureOutput(Tagged, frozen=True, array_like=True, tag="picture"):
     """A picture after some of its steps; that of the last has the finish reason."""
 
     values: bytes
@@ -45,5 +45,5 @@ class DrawnPicture(Tagged, frozen=True, array_like=True, tag="picture"):
     """Steps that are done."""
 
 
-Output = Vector | Scores | Alignment | Samples | DrawnPicture
+Output = Vector | Scores | Alignment | Samples | PictureOutput
 """Output of a request other than tokens."""

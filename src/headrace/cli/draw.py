@@ -12,8 +12,15 @@ import typer
 
 from ..base.config import EngineOptions
 from ..base.errors import InvalidRequest
-from ..engine.clients.drawing import GUIDANCE, STEPS, denoiser_of, drawn, read_drawing, submit
-from ..engine.loop.prediction import picture_seconds
+from ..engine.clients.drawing import (
+    GUIDANCE,
+    STEPS,
+    denoiser_of,
+    drawn,
+    predicted,
+    read_drawing,
+    submit,
+)
 from ..server.generation import deltas
 from .brief import BriefHelp
 from .configured import configured
@@ -54,7 +61,7 @@ async def _draw(
         files = engine.files
         denoiser = denoiser_of(files, engine.model_name)
         order = read_drawing(files, denoiser, label, **given)  # type: ignore[arg-type]
-        seconds = picture_seconds(files, options, order.wishes)
+        seconds = predicted(engine, order)
         if seconds is not None:
             print(f"about {seconds:.2g} s", file=sys.stderr)
         many = len(order.wishes) > 1

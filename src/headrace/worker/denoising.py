@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.denoising import Denoiser, PictureInput
-from ..base.outputs import DrawnPicture
+from ..base.outputs import PictureOutput
 from ..base.step import Admission, StepPlan, StepResult
 from ..kernels.arrays import Array, host, tensor
 from ..kernels.operators import StepBatch
@@ -101,7 +101,7 @@ class Denoising(RowWish[_DrawnRow]):
             if not np.isfinite(drawn.path.picture).all():
                 result.spoiled[entry] = NAN
             elif drawn.wish.reports(drawn.path.done):
-                found[entry] = DrawnPicture(drawn.path.picture.tobytes(), drawn.path.done)
+                found[entry] = PictureOutput(drawn.path.picture.tobytes(), drawn.path.done)
         result.outputs = found
 
     def _entries(self, plan: StepPlan) -> Iterator[tuple[int, _DrawnRow | None, int]]:

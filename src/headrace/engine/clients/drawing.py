@@ -17,7 +17,7 @@ from ...base.denoising import (
 from ...base.errors import EngineFault, InvalidRequest
 from ...base.modelfiles import ModelFiles
 from ...base.names import nearest
-from ...base.outputs import DrawnPicture
+from ...base.outputs import PictureOutput
 from ...base.request import OutputDelta
 from ...base.sampling import SamplingParams
 from ...media.png import png
@@ -112,6 +112,16 @@ def _label(files: ModelFiles, denoiser: Denoiser, label: str) -> int:
     )
 
 
+def predicted(engine: ServingEngine, order: PictureOrder) -> float | None:
+    """Price pictures before their first step, each as if it were alone; None if the engine does not
+    know its hardware."""
+    prices = [engine.memory.get(f"step_seconds_{one.entries}") for one in order.wishes]
+    known = [price for price in prices if price is not None]
+    if len(known) < len(prices):
+        return None
+    return sum(one.steps * price for one, price in zip(order.wishes, known, strict=True))
+
+
 def submit(
     engine: ServingEngine,
     order: PictureOrder,
@@ -149,14 +159,14 @@ async def drawn(
 ) -> AsyncIterator[PictureFile]:
     """Yield pictures from (index of a request, its delta). Raises `EngineFault`."""
     async for index, delta in deltas:
-        if isinstance(delta.output, DrawnPicture):
+        if isinstance(delta.output, PictureOutput):
             final, step = delta.finish_reason is not None, delta.output.step
             yield PictureFile(index, file_of(denoiser, delta.output), step, final)
         elif delta.finish_reason is not None:
             raise EngineFault("a picture ended before its last step")
 
 
-def file_of(denoiser: Denoiser, picture: DrawnPicture) -> bytes:
+def file_of(denoiser: Denoiser, picture: PictureOutput) -> bytes:
     """Return a picture as a PNG: -1 is black and 1 is white, as diffusers writes it."""
     shape = denoiser.channels, denoiser.size, denoiser.size
     values = np.frombuffer(picture.values, np.float32).reshape(shape).transpose(1, 2, 0)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Callable
 
 from ...base.arch import ModelArch
 from ...base.config import Decision, EngineOptions
-from ...base.denoising import PictureInput
 from ...base.hardware import hardware
 from ...base.layout import Layout
 from ...base.modelfiles import ModelFiles
@@ -19,7 +16,6 @@ from ...base.step import StepPlan
 from ...kv.tiers import Computing
 from ...loader.gguf_model import gguf_of
 from ...loader.names import from_gguf_name, from_hf_name
-from ...loader.open import open_local
 from ...loader.shards import read_headers
 from ...loader.whisper import whisper_of
 from ...models.registry import describe
@@ -122,23 +118,12 @@ def step_predictor(
     return StepPredictor(model)
 
 
-def picture_seconds(
-    files: ModelFiles, options: EngineOptions, wishes: Sequence[PictureInput]
-) -> float | None:
-    """Price pictures before their first step, each alone; None if the hardware is not known."""
-    predict = _of_pictures(files.path, options.quantise, options.kernels)
-    if predict is None:
-        return None
-    return sum(one.steps * predict.drawing(one.entries).seconds for one in wishes)
-
-
-@lru_cache(maxsize=8)
-def _of_pictures(path: Path, quantise: str, kernels: str) -> StepPredictor | None:
-    files = open_local(path, path.name)
-    asked = EngineOptions(model=path.name, device="cpu", quantise=quantise, kernels=kernels)
-    options = resolve(asked, files, hardware()).options
-    types = {"dtype": options.dtype, "kv_dtype": options.kv_dtype}
-    return step_predictor(files, device="cpu", **types, coded=options.quantise == "int8")
+def drawing_seconds(predict: object) -> dict[str, float]:
+    """Return `face.ServingEngine.memory`'s prices of a model that draws; {} for another one, and on
+    hardware that is not known."""
+    if not isinstance(predict, StepPredictor) or not predict.draws:
+        return {}
+    return {f"step_seconds_{entries}": predict.drawing(entries).seconds for entries in (1, 2)}
 
 
 def draft_prices(predict: StepPredictor | None) -> StepPrices:
@@ -209,6 +194,11 @@ class StepPredictor:
             return Estimate(spent, 0.0, 0.0, 0.0)
         estimate = self._text(plan.first_part())
         return estimate._replace(seconds=estimate.seconds + spent)
+
+    @property
+    def draws(self) -> bool:
+        """Whether its model draws pictures."""
+        return self._model.case.arch.denoiser is not None
 
     def drawing(self, entries: int) -> Estimate:
         """Return the time and work of a step with so many entries of pictures."""

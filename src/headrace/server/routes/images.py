@@ -16,8 +16,14 @@ from typing_extensions import TypedDict
 
 from ...base.denoising import MOST_GUIDANCE, MOST_PARTIAL, MOST_PICTURES, Denoiser
 from ...base.errors import InvalidRequest
-from ...engine.clients.drawing import PictureOrder, denoiser_of, drawn, read_drawing, submit
-from ...engine.loop.prediction import picture_seconds
+from ...engine.clients.drawing import (
+    PictureOrder,
+    denoiser_of,
+    drawn,
+    predicted,
+    read_drawing,
+    submit,
+)
 from ..caller import engine_id
 from ..connection import EventStream, while_connected
 from ..entry import entered
@@ -115,8 +121,7 @@ async def generations(request: Request) -> Response:
         guidance=body.guidance,
         partial=body.partial_images,
     )
-    priced = files, service.engine.options, order.wishes
-    seconds = await service.hands.run(picture_seconds, *priced)
+    seconds = predicted(service.engine, order)
     request.scope["headrace.usage"] = usage = Usage(service.name)
     usage.known_prompt(0, 1)
     usage.completion = order.entries * denoiser.tokens
