@@ -117,9 +117,9 @@ class ServingEngine(Protocol):
     identity: Identity | None
     """Everything that the bits of its answers depend on; None until it has once been ready."""
     memory: dict[str, float]
-    """`weight_bytes`, `kv_bytes` and `kv_tokens`, once it has been ready. Of a model that draws also
-    `step_seconds_1` and `step_seconds_2`, predicted for a step of one picture without guidance and
-    with it."""
+    """`weight_bytes`, `kv_bytes` and `kv_tokens`, once it has been ready. Of a model that draws
+    also `step_seconds_1` and `step_seconds_2`, predicted for a step of one picture without guidance
+    and with it."""
     phases: dict[str, float]
     """Seconds of each start phase, in the order in which they ended."""
     stats: StepStats
