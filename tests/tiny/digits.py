@@ -21,13 +21,14 @@ from tiny import dit
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 SHAPE: dict[str, Any] = {
-    "num_layers": 4, "num_attention_heads": 4, "attention_head_dim": 24, "in_channels": 1,
+    "num_layers": 3, "num_attention_heads": 4, "attention_head_dim": 16, "in_channels": 1,
     "sample_size": 8, "patch_size": 2, "num_embeds_ada_norm": 10,
 }  # fmt: skip
 SCHEDULER: dit.Scheduler = (
     "DDIMScheduler",
     {"beta_schedule": "squaredcos_cap_v2", "prediction_type": "v_prediction"},
 )
+STEPS = 1500
 UNNAMED = 0.1
 """Share of pictures without a class, for guidance."""
 
@@ -49,22 +50,21 @@ def read(pictures: np.ndarray) -> np.ndarray:
     return found
 
 
-def train(folder: Path, seconds: float = 170.0, *, seed: int = 1) -> int:
-    """Train for a time and write the folder; return the number of steps. `seconds` also of the
-    schedule, so another time gives another model, not part of one."""
+def train(folder: Path, steps: int = STEPS, *, seed: int = 1) -> None:
+    """Train and write the folder."""
     import diffusers
 
     torch.manual_seed(seed)
-    begin, steps, batch = time.monotonic(), 0, 256
+    batch = 128
     scheduler = getattr(diffusers, SCHEDULER[0])(**SCHEDULER[1])
     model = diffusers.DiTTransformer2DModel(**SHAPE).eval()  # Classes are left out here, by hand.
     _begin(model)
     kept = {name: value.detach().clone() for name, value in model.named_parameters()}
     known, labels = (torch.from_numpy(one) for one in digits())
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
-    while (part := (time.monotonic() - begin) / seconds) < 1:
+    for step in range(steps):
         for group in optimiser.param_groups:
-            group["lr"] = 2e-3 * min(1.0, (steps + 1) / 50) * (1 - part)
+            group["lr"] = 2e-3 * min(1.0, (step + 1) / 50) * (1 - step / steps)
         chosen = torch.randint(len(known), (batch,))
         pictures, classes = known[chosen], labels[chosen].clone()
         classes[torch.rand(batch) < UNNAMED] = SHAPE["num_embeds_ada_norm"]
@@ -77,9 +77,8 @@ def train(folder: Path, seconds: float = 170.0, *, seed: int = 1) -> int:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-        steps += 1
         with torch.no_grad():  # A mean of late weights, over the last tenth of the steps so far.
-            decay = min(0.995, 1 - 10 / (steps + 10))
+            decay = min(0.995, 1 - 10 / (step + 11))
             for name, value in model.named_parameters():
                 kept[name].lerp_(value, 1 - decay)
     with torch.no_grad():
@@ -88,7 +87,6 @@ def train(folder: Path, seconds: float = 170.0, *, seed: int = 1) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder / "transformer")
     dit.write_index(folder, SCHEDULER, WORDS)
-    return steps
 
 
 def _begin(model: Any) -> None:
@@ -104,11 +102,11 @@ def _begin(model: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=float, default=170.0)
+    parser.add_argument("--steps", type=int, default=STEPS)
     given = parser.parse_args()
     begin = time.monotonic()
-    steps = train(given.folder, given.seconds)
-    print(f"{steps} steps in {time.monotonic() - begin:.0f} s")
+    train(given.folder, given.steps)
+    print(f"{given.steps} steps in {time.monotonic() - begin:.0f} s")
     from headrace.base.config import EngineOptions
     from headrace.base.denoising import PictureInput
     from headrace.base.outputs import PictureOutput

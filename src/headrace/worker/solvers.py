@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from math import exp, inf, log, pi, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -91,8 +91,8 @@ def _flow(solver: NoiseSolver, steps: int) -> Schedule:
     def shifted(part: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         return solver.shift * part / (1 + (solver.shift - 1) * part)
 
-    ends = shifted(np.array([1.0, 1 / solver.trained]))
-    sigmas = shifted(np.linspace(*ends, steps)).astype(np.float32)
+    first, last = shifted(np.array([1.0, 1 / solver.trained])).tolist()
+    sigmas = shifted(np.linspace(first, last, steps)).astype(np.float32)
     times = sigmas * np.float32(solver.trained)
     return Schedule(tuple(map(float, times)), (*map(float, sigmas), 0.0), 1.0)
 
@@ -134,52 +134,57 @@ class Trajectory:
     def _ddim(self, output: Floats) -> Floats:
         now, after = self._schedule.levels[2 * self.done : 2 * self.done + 2]
         signal, noise, x = np.float32(sqrt(now)), np.float32(sqrt(1 - now)), self.picture
-        predicts = self._solver.predicts
+        predicts, whole, apart = self._solver.predicts, cast(Any, output), cast(Any, output)
         if predicts == "epsilon":
-            whole, apart = (x - noise * output) / signal, output
+            whole = (x - noise * output) / signal
         elif predicts == "sample":
-            whole, apart = output, (x - signal * output) / noise
+            apart = (x - signal * output) / noise
         else:
             whole, apart = signal * x - noise * output, signal * output + noise * x
         if self._solver.clip:
             whole = np.clip(whole, -self._solver.clip, self._solver.clip)
-        return np.float32(sqrt(after)) * whole + np.float32(sqrt(1 - after)) * apart
+        found: Floats = np.float32(sqrt(after)) * whole + np.float32(sqrt(1 - after)) * apart
+        return found
 
     def _euler(self, output: Floats) -> Floats:
         now, after = self._schedule.levels[self.done : self.done + 2]
-        whole = self.picture - np.float32(now) * output
+        whole: Any = self.picture - np.float32(now) * output
         if self._solver.predicts == "v_prediction":
             far = now**2 + 1
             whole = self.picture / np.float32(far) - np.float32(now / sqrt(far)) * output
         slope = (self.picture - whole) / np.float32(now)
         if self._solver.kind == "euler":
-            return self.picture + slope * np.float32(after - now)
+            found: Floats = self.picture + slope * np.float32(after - now)
+            return found
         up = sqrt(after**2 * (now**2 - after**2) / now**2)
         down = sqrt(after**2 - up**2)
-        moved = self.picture + slope * np.float32(down - now)
-        return moved + self._noise(self.done + 1) * np.float32(up)
+        moved: Floats = self.picture + slope * np.float32(down - now)
+        moved += self._noise(self.done + 1) * np.float32(up)
+        return moved
 
     def _flow_euler(self, output: Floats) -> Floats:
         now, after = self._schedule.levels[self.done : self.done + 2]
-        return self.picture + np.float32(after - now) * output
+        found: Floats = self.picture + np.float32(after - now) * output
+        return found
 
     def _dpmpp(self, output: Floats) -> Floats:
         levels, at = self._schedule.levels, self.done
         (_, signal, noise), (far, to_signal, to_noise) = map(_parts, levels[at : at + 2])
-        whole = output
+        whole: Any = output
         if self._solver.predicts == "epsilon":
             whole = (self.picture - np.float32(noise) * output) / np.float32(signal)
         elif self._solver.predicts == "v_prediction":
             whole = np.float32(signal) * self.picture - np.float32(noise) * output
         before, self._before = self._before, whole
         kept = 1 - exp(_parts(levels[at])[0] - far)
-        moved = np.float32(to_noise / noise) * self.picture + np.float32(to_signal * kept) * whole
+        moved: Floats = np.float32(to_noise / noise) * self.picture
+        moved += np.float32(to_signal * kept) * whole
         # No noise is left after the last step, which is of first order then in any case.
         if before is None or at == self._steps - 1:
             return moved
         ratio = (_parts(levels[at])[0] - _parts(levels[at - 1])[0]) / (far - _parts(levels[at])[0])
-        change = (whole - before) / np.float32(ratio)
-        return moved + np.float32(0.5 * to_signal * kept) * change
+        moved += np.float32(0.5 * to_signal * kept) * ((whole - before) / np.float32(ratio))
+        return moved
 
 
 def _parts(sigma: float) -> tuple[float, float, float]:
