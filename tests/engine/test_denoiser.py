@@ -144,6 +144,7 @@ def test_pictures_are_those_of_the_pipeline(
 
     class Nothing(torch.nn.Module):
         config = SimpleNamespace(scaling_factor=1.0)
+        device, dtype = torch.device("cpu"), torch.float32
 
         def decode(self, latents: Any) -> Any:
             return SimpleNamespace(sample=latents)

@@ -162,7 +162,7 @@ def test_a_reader_who_leaves_ends_the_work(server: Running) -> None:
         ({"steps": 10_000}, "steps", "allowed: from 1 to 1000"),
         ({"steps": 2**80}, "steps", ""),
         ({"steps": 2.5}, "steps", ""),
-        ({"prompt": "elf"}, "prompt", "did you mean"),
+        ({"prompt": "fourr"}, "prompt", "did you mean four?"),
         ({"prompt": "10"}, "prompt", "a number from 0 to 9"),
         ({"prompt": "-1"}, "prompt", "a number from 0 to 9"),
         ({"prompt": "٣"}, "prompt", "a number from 0 to 9"),
