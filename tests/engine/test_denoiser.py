@@ -138,7 +138,7 @@ def test_pictures_are_those_of_the_pipeline(
     nothing."""
     diffusers = pytest.importorskip("diffusers")
     torch = pytest.importorskip("torch")
-    engine = opened(dit.make(tmp_path, num_embeds_ada_norm=1000))
+    engine = opened(dit.make(tmp_path, num_embeds_ada_norm=1000, out_channels=1))
     found = engine.drawn({"one": (PictureInput(207, 9, 4.0), 5)})["one"][-1]
     engine.built.close()
 
