@@ -45,6 +45,7 @@ PARSED = {
     "cache": "of what is on the disk; tests/cli",
     "chat": "needs a terminal; tests/cli",
     "clients": "needs a server; tests/cli",
+    "draw": "needs a model that draws; tests/server/test_server_images.py on a tiny one",
     "explain": "needs the default model; tests/cli on a tiny one",
     "factory": "builds the default model; tests/factory on a tiny one",
     "generate": "needs the default model; tests/cli on a tiny one",
