@@ -68,7 +68,7 @@ async def _draw(
         names = [f"draw-{at}" for at in range(len(order.wishes))]
         async with aclosing(deltas(submit(engine, order, names, whole=True))) as parts:
             async for one in drawn(denoiser, parts):
-                path = out.with_stem(f"{out.stem}-{one.index + 1}") if many else out
+                path = out.with_stem(f"{out.stem}-{one.number + 1}") if many else out
                 try:
                     path.write_bytes(one.png)
                 except OSError as error:

@@ -8,6 +8,7 @@ from ..base.errors import ModelFileError
 from .jsonfile import read_json
 from .safetensors_file import StoredTensor, read_header
 
+INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 

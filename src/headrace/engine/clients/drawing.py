@@ -148,7 +148,7 @@ def submit(
 class PictureFile(NamedTuple):
     """A picture that has come."""
 
-    index: int
+    number: int
     png: bytes
     step: int
     final: bool

@@ -262,9 +262,9 @@ class Lowering(Fusion):
         (x, *adaptive), spec, residual = node.reads, node.spec, None
         assert isinstance(spec, NormSpec)
         if adaptive:
-            made = self._outputs(node.out[0], grain=x.width)
-            given = *map(self._matrix, node.reads), spec, *made, x.width
-            self._emit("norm", emit.adaptive_norm(*given))
+            y, q = self._outputs(node.out[0], grain=x.width)
+            rows = list(map(self._matrix, node.reads))
+            self._emit("norm", emit.adaptive_norm(rows[0], rows[1], rows[2], spec, y, q, x.width))
             return
         if index and self._norm_of(index - 1) is node and not self._is_summed(index - 1):
             residual, x = self._nodes[index - 1].reads

@@ -168,7 +168,7 @@ class _OrderedPictures:
         found: dict[int, str] = {}
         async with aclosing(self._deltas(whole=True)) as parts:
             async for one in drawn(self._denoiser, parts):
-                found[one.index] = base64.b64encode(one.png).decode()
+                found[one.number] = base64.b64encode(one.png).decode()
         return [{"b64_json": found[at]} for at in range(len(found))]
 
     async def pieces(self) -> AsyncGenerator[tuple[bool, str]]:
