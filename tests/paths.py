@@ -78,6 +78,11 @@ PATHS: dict[str, tuple[str, ...]] = {
     "several models in one server": (
         "server/test_server_several.py::test_each_answers_as_a_server_of_its_own",
     ),
+    "drawing": (
+        "engine/test_denoiser.py",
+        "server/test_server_images.py",
+        "server/test_images_digits.py",
+    ),
     "recommending": (
         "engine/test_ranker.py",
         "server/test_server_recommend.py",

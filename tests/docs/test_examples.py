@@ -22,6 +22,7 @@ from headrace.base.config import ServerOptions
 from headrace.cli.main import application
 from headrace.server.app import create_app
 from headrace.server.hearing.form import read_form
+from headrace.server.routes.images import ImagesBody
 from headrace.server.routes.recommend import RecommendBody
 from headrace.server.speech_fields import SpeechBody
 from tiny import bytewise
@@ -44,6 +45,7 @@ PARSED = {
     "cache": "of what is on the disk; tests/cli",
     "chat": "needs a terminal; tests/cli",
     "clients": "needs a server; tests/cli",
+    "draw": "needs a model that draws; tests/server/test_server_images.py on a tiny one",
     "explain": "needs the default model; tests/cli on a tiny one",
     "factory": "builds the default model; tests/factory on a tiny one",
     "generate": "needs the default model; tests/cli on a tiny one",
@@ -215,8 +217,12 @@ async def test_a_request(command: str) -> None:
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         reply = await client.post(path, json=body)
-    kinds = {"/v1/audio/speech": SpeechBody, "/v1/recommend": RecommendBody}
-    if path in kinds:  # It is understood; only the engine has no voice, and is no ranker.
+    kinds = {
+        "/v1/audio/speech": SpeechBody,
+        "/v1/images/generations": ImagesBody,
+        "/v1/recommend": RecommendBody,
+    }
+    if path in kinds:  # It is understood; only the engine neither speaks nor draws nor ranks.
         assert kinds[path].model_validate(body)
         assert reply.json()["error"]["code"] == "unsupported_model", reply.text
         return

@@ -16,7 +16,9 @@ from headrace.kernels.cpu.program import CpuProgram
 
 LATER = {
     ("HrEmbed", "index"): 0,
-    ("HrEmbed", "unused"): 0,
+    ("HrEmbed", "rows"): 0,
+    ("HrLayerNorm", "weight_stride"): 0,
+    ("HrLayerNorm", "bias_stride"): 0,
     ("HrPart", "low"): None,
     ("HrHead", "found"): None,
     ("HrHead", "first"): 0,

@@ -8,10 +8,21 @@ from typing import Any
 import pytest
 
 from headrace.base.absorb import absorbed
-from headrace.base.arch import Chunks, Encoder, Mla, ModelArch, Moe, Recurrence, Rope, Uneven
+from headrace.base.arch import (
+    BeyondText,
+    Chunks,
+    Encoder,
+    Mla,
+    ModelArch,
+    Moe,
+    Recurrence,
+    Rope,
+    Uneven,
+)
 from headrace.base.demand import Hidden, demand, head
-from headrace.base.errors import UnsupportedModel
-from headrace.base.graph import AttentionSpec, ExpertsSpec
+from headrace.base.denoising import Denoiser, NoiseSolver
+from headrace.base.errors import EngineFault, UnsupportedModel
+from headrace.base.graph import AttentionSpec, ExpertsSpec, Graph
 from headrace.base.groups import graph_groups
 from headrace.base.ranking import Feature, Ranker
 from headrace.base.verify import verify
@@ -33,7 +44,13 @@ MOE = Moe(experts=4, active=2, intermediate=16)
 SHAPES: dict[str, dict[str, Any]] = {
     "bert": {"encoder": Encoder(types=2, labels=1), "kv_heads": 4},
     "dlrm_dcnv2": {
-        "ranker": Ranker((Feature("a", True),), (Feature("b", False, 9),), 8, (8,), 2, 4, (6,))
+        "beyond": BeyondText(
+            ranker=Ranker((Feature("a", True),), (Feature("b", False, 9),), 8, (8,), 2, 4, (6,))
+        )
+    },
+    "dit": {
+        "beyond": BeyondText(denoiser=Denoiser(1, 8, 2, 10, 1, NoiseSolver("ddim"))),
+        "kv_heads": 4,
     },
     "lfm2": {"recurrence": Recurrence("conv", (0, 2), 3, 32)},
     "granitemoehybrid": {"recurrence": Recurrence("ssm", (0, 2), 4, 48, True, 2, 4, 4, 8)},
@@ -94,8 +111,8 @@ def arch_of(family: str) -> ModelArch:
 
 
 # A text that attends to an input has more attentions: tests/models/test_whisper_graphs.py. A ranker
-# has none.
-@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"whisper", "dlrm_dcnv2"}))
+# has none, and a denoiser has no head.
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"whisper", "dit", "dlrm_dcnv2"}))
 def test_every_question_is_a_legal_graph(family: str) -> None:
     graph = describe(arch_of(family))
     questions: tuple[Hidden, ...] = ("none", "sampled", "every")
@@ -122,6 +139,30 @@ def test_a_ranker_is_bags_crosses_and_layers() -> None:
     assert graph.tensors()["bags.b.weight"] == (9, 8)
     assert graph.tensors()["cross.layers.1.up.weight"] == (16, 4)
     assert graph_groups(graph, "float32") == (), "it keeps nothing between two steps"
+
+
+def test_a_denoiser_computes_conditions_once_for_each_entry() -> None:
+    graph = describe(arch_of("dit"))
+    assert demand(graph, "every").nodes == graph.nodes
+    assert graph.outputs["hidden"].width == 4
+    assert len(graph.attentions()) == ARCH.layers
+    rows = {name: [node for node in graph.nodes if node.out[0].rows.name == name] for name in "NR"}
+    products = [node.weights[0].names[0] for node in rows["R"] if node.kind == "linear"]
+    assert len(products) == 3 * ARCH.layers + 1
+    assert all("norm1" in name or name == "proj_out_1.weight" for name in products)
+    assert [node.kind for node in rows["N"]].count("modulate") == 2 * ARCH.layers
+    assert graph_groups(graph, "float32") == (), "the cache keeps nothing between two steps"
+
+
+def test_rows_of_entries_are_where_they_belong() -> None:
+    """What a node reads by entry has a row for each of them, and nothing else has."""
+    graph = describe(arch_of("dit"))
+    for kind, many in (("norm", 3), ("modulate", 3)):
+        node = next(one for one in graph.nodes if one.kind == kind and len(one.reads) == many)
+        wrong = replace(node, reads=(node.reads[0], *[node.reads[0]] * 2))
+        nodes = tuple(wrong if one is node else one for one in graph.nodes)
+        with pytest.raises(EngineFault, match="reads rows of N by rows of R"):
+            verify(Graph(nodes, graph.outputs))
 
 
 def test_windowed_layers_have_their_window_and_their_rope() -> None:

@@ -9,6 +9,7 @@ from headrace.server.fields import Body
 from headrace.server.routes.chat.schema import ChatBody
 from headrace.server.routes.completions.schema import CompletionBody
 from headrace.server.routes.embeddings import EmbeddingBody
+from headrace.server.routes.images import ImagesBody
 from headrace.server.routes.messages.schema import MessagesBody, MessageTool, OutputConfig
 from headrace.server.routes.responses.schema import ReasoningOptions, ResponseBody, TextOptions
 
@@ -19,6 +20,7 @@ ROUTES: dict[str, dict[str, type[Body]]] = {
     "/v1/responses": {"": ResponseBody, "text.": TextOptions, "reasoning.": ReasoningOptions},
     "/v1/messages": {"": MessagesBody, "output_config.": OutputConfig, "tools.N.": MessageTool},
     "/v1/embeddings": {"": EmbeddingBody},
+    "/v1/images/generations": {"": ImagesBody},
 }
 HEAD = """# Fields that are hints, and fields that are refused
 

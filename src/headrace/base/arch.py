@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .denoising import Denoiser
 from .ranking import Ranker
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu2"]
@@ -226,6 +227,16 @@ class Pooling:
 
 
 @dataclass(frozen=True, slots=True)
+class BeyondText:
+    """Shape of a model that is for no text."""
+
+    ranker: Ranker | None = None
+    """A ranker's: it has no layers of a transformer, and a token is a candidate."""
+    denoiser: Denoiser | None = None
+    """A denoiser's: a token is a patch of a picture."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelArch:
     """A decoder-only transformer, dense or MoE; with `encoder`, an encoder."""
 
@@ -271,8 +282,7 @@ class ModelArch:
     moe: Moe | None = None
     mla: Mla | None = None
     encoder: Encoder | None = None
-    ranker: Ranker | None = None
-    """A ranker's shape: it has no layers of a transformer, and a token is a candidate."""
+    beyond: BeyondText = BeyondText()
     cross: Cross | None = None
     recurrence: Recurrence | None = None
     uneven: Uneven | None = None
@@ -282,9 +292,20 @@ class ModelArch:
     (Ministral 3)."""
 
     @property
-    def task(self) -> Literal["tokens", "vector", "score", "rank"]:
-        """The purpose of the model: to generate, or to compute an input once for its vector, the
-        score of a pair, or the scores of candidates. A model that generates makes vectors too."""
+    def ranker(self) -> Ranker | None:
+        return self.beyond.ranker
+
+    @property
+    def denoiser(self) -> Denoiser | None:
+        return self.beyond.denoiser
+
+    @property
+    def task(self) -> Literal["tokens", "vector", "score", "rank", "picture"]:
+        """The purpose of the model: to generate, to compute an input once for its vector, the score
+        of a pair, or the scores of candidates, or to draw. A model that generates makes vectors
+        too."""
+        if self.denoiser is not None:
+            return "picture"
         if self.ranker is not None:
             return "rank"
         if self.encoder is None:

@@ -80,8 +80,8 @@ class EngineOptions:
     )
     quantise: str = option(
         "auto",
-        "Weights that come dense: kept as they are (none; auto, but int8 of a ranker), or made "
-        "smaller while loading: fp8 on a GPU, int8 or int4 on a CPU.",
+        "Weights that come dense: kept as they are (none; auto, but int8 of a ranker or denoiser), "
+        "or made smaller while loading: fp8 on a GPU, int8 or int4 on a CPU.",
         choices=("auto", "none", "fp8", "int8", "int4"),
         alias="quantize",
     )

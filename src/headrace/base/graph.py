@@ -9,8 +9,9 @@ their identity.
 
 | kind | reads → gives | weights | spec |
 |---|---|---|---|
-| `embed` | an index input of the step → [N, D]; of a ranking: perhaps x → x, numbers and bags side by side | table, or one for each bag | `EmbedSpec`, `BagsSpec` |
-| `norm` | [·, D] → [·, D] | gain, and of `layer` perhaps a shift | `NormSpec` |
+| `embed` | an index input of the step → [N, D]; of a ranking: perhaps x → x, numbers and bags side by side; of pictures: their numbers | table, or one for each bag | `EmbedSpec`, `BagsSpec`, `GivenSpec` |
+| `norm` | [·, D] → [·, D]; adaptive: x, gains and shifts [R, D] of each entry | gain, and of `layer` perhaps a shift | `NormSpec` |
+| `modulate` | residual, x, factors [R, D] of each entry → residual + factor · x | | |
 | `add` | residual, x → residual + scale · x | | `AddSpec`, perhaps |
 | `scale` | x → factor · x | perhaps one number more | `ScaleSpec` |
 | `linear` | [·, in] → [·, out] | matrix, perhaps bias | `LinearSpec` |
@@ -46,6 +47,7 @@ from typing import Literal, NamedTuple, TypeVar
 from .arch import Scoring
 from .attending import AttentionSpec as AttentionSpec
 from .attending import LatentSpec as LatentSpec
+from .denoising import GivenSpec as GivenSpec
 from .exchange import ExchangeSpec
 from .ranking import BagsSpec as BagsSpec
 from .recurrent import ConvSpec, DeltaSpec, SsmSpec
@@ -143,13 +145,14 @@ class WeightRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EmbedSpec:
-    index: Literal["tokens", "positions", "types"] = "tokens"
+    index: Literal["tokens", "positions", "types", "labels"] = "tokens"
+    """Numbers of the step that select rows; labels are those of the sampled rows [R]."""
     scale: float = 1.0
 
 
 class NormSpec(NamedTuple):
     """`rms`: x / rms(x) · (gain + offset); `layer`: (x - mean) / deviation · gain, plus a shift if
-    it has one."""
+    it has one; adaptive: (gain + offset) too."""
 
     kind: Literal["rms", "layer"]
     eps: float
@@ -269,10 +272,11 @@ ROW_WISE = frozenset(
 RECURRENT = frozenset(("short_conv", "delta_rule", "ssm"))
 """Kinds that go on from the state of the row's sequence, and leave it for the following tokens."""
 KINDS = ROW_WISE | RECURRENT | {"embed", "receive", "write", "attend", "select"}
-KINDS |= {"scatter", "window"}
-"""Further inputs of the other kinds: `embed` an index of the step, `receive` the output of the
-preceding stage, `write` positions, `attend` the KV of the row's own sequence, `select` the sampled
-rows, `scatter` the rows of other parts and their places."""
+KINDS |= {"modulate", "scatter", "window"}
+"""Further inputs of the other kinds: `embed` an index of the step, `modulate` and adaptive norms
+its entries, which sample a row each, `receive` the output of the preceding stage, `write`
+positions, `attend` the KV of the row's own sequence, `select` the sampled rows, `scatter` the rows
+of other parts and their places."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ class ModelFiles:
     name: str
     """The user's name for it: catalog name, folder, file or hub id."""
     format: str
-    """"safetensors", "gguf" or "whisper"."""
+    """"safetensors", "gguf", "whisper" or "diffusers"."""
     path: Path
     """The folder, or the `.gguf` file."""
     weights: tuple[Path, ...]
@@ -45,6 +45,8 @@ class ModelFiles:
     """Differences between the config and the weights, and their resolution."""
     named_templates: dict[str, str] = field(default_factory=dict)
     """Chat templates besides the default, by name."""
+    labels: dict[str, int] = field(default_factory=dict)
+    """Classes of pictures by their names, in lower case."""
     opened: Any = field(default=None, compare=False, repr=False)
     """The open file (`loader.gguf`, `loader.whisper`), for further reads in the same process."""
 

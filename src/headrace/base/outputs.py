@@ -36,5 +36,14 @@ class Samples(Tagged, frozen=True, array_like=True, tag="samples"):
         return Samples([*self.pieces, *later.pieces], self.dropped + later.dropped)
 
 
-Output = Vector | Scores | Alignment | Samples
+class PictureOutput(Tagged, frozen=True, array_like=True, tag="picture"):
+    """A picture after some of its steps; that of the last has the finish reason."""
+
+    values: bytes
+    """fp32 [channels, size, size], in the machine's order of bytes; shades are from -1 to 1."""
+    step: int
+    """Steps that are done."""
+
+
+Output = Vector | Scores | Alignment | Samples | PictureOutput
 """Output of a request other than tokens."""

@@ -9,16 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from .denoising import PictureInput
 from .encodings import SealedHandle
 from .ranking import RankingInput
 from .sampling import SamplingParams
 
-Task = Literal["tokens", "sound", "vector", "score", "alignment", "rank"]
+Task = Literal["tokens", "sound", "vector", "score", "alignment", "rank", "picture"]
 """Requested output: text token by token, the sound whose codes are the tokens, the vector of an
-input, the score of a pair of texts, where in an encoded input each token of a text is, or the
-scores of candidates."""
+input, the score of a pair of texts, where in an encoded input each token of a text is, the scores
+of candidates, or a picture."""
 GENERATING = "tokens", "sound"
 """Tasks for which tokens are sampled."""
+WORKER_FEATURES = {"rank": "ranking", "picture": "pictures"}
+"""Features of workers that serve tasks without tokens; other such tasks need "pooling"."""
 
 SEEDS = 2**64
 """Exclusive upper bound of seeds, which start at 0."""
@@ -145,6 +148,8 @@ class RequestSpec:
     """Wish of the task "alignment"."""
     ranking: RankingInput | None = None
     """Features of the task "rank"; the prompt has a placeholder for each candidate."""
+    picture: PictureInput | None = None
+    """Wish of the task "picture", whose prompt is its label."""
 
     @property
     def generates(self) -> bool:

@@ -25,6 +25,7 @@ from .graph import (
     Dtype,
     EmbedSpec,
     ExpertsSpec,
+    GivenSpec,
     Graph,
     LatentSpec,
     LinearSpec,
@@ -110,7 +111,15 @@ def _verify_weights(graph: Graph) -> None:
 
 def _rows(node: Node) -> Iterator[str]:
     rows = {value.rows for value in (*node.reads, *node.out)}
-    if node.kind == "select":
+    if (node.kind, len(node.reads)) in (("norm", 3), ("modulate", 3)):
+        many = 1 if node.kind == "norm" else 2
+        each = [value.rows for value in (*node.reads, *node.out)]
+        if each != [*[TOKENS] * many, *[SAMPLED] * (3 - many), TOKENS]:
+            yield "reads rows of N by rows of R"
+    elif _of_entries(node):
+        if rows != {SAMPLED}:
+            yield "is of sampled rows"
+    elif node.kind == "select":
         if [value.rows for value in (*node.reads, *node.out)] != [TOKENS, SAMPLED]:
             yield "goes from N to R"
     elif node.kind == "window":
@@ -121,6 +130,13 @@ def _rows(node: Node) -> Iterator[str]:
             yield "is of all tokens"
     elif len(rows) != 1:
         yield "mixes numbers of rows"
+
+
+def _of_entries(node: Node) -> bool:
+    """Return whether a node reads numbers that a step has for each sampled row."""
+    spec = node.spec
+    labels = isinstance(spec, EmbedSpec) and spec.index == "labels"
+    return labels or (isinstance(spec, GivenSpec) and spec.of == "times")
 
 
 def _windows(node: Node, spec: WindowSpec) -> bool:
@@ -197,8 +213,14 @@ def _form(node: Node) -> Form | None:
             joined = sum(read) + numbers + sum(ref.width for ref in node.weights)
             tables: list[Shape] = [("bag", 1, ref.out, ref.width) for ref in node.weights]
             return Form(read, [joined], [tables[: len(bags)]])
+        case "embed", GivenSpec():
+            return Form([], [y])
         case "receive", None:
             return Form([], [y])
+        case "modulate", None:
+            return Form([x] * 3, [x])
+        case "norm", NormSpec("layer") if len(node.reads) > 1:
+            return Form([x] * 3, [x])
         case "norm", NormSpec(kind):
             return Form([x], [x], [_vectors(x), _vectors(*[x] * (1 if kind == "rms" else 2))])
         case "add", None | AddSpec():

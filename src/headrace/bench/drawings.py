@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import random
 import re
-import struct
-import zlib
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-Pixels = npt.NDArray[np.uint8]
+from ..media.png import png
+
 SHAPES = ("circle", "square", "triangle")
 COLOURS = {
     "red": (214, 40, 40),
@@ -68,7 +67,7 @@ def drawing(width: int, height: int, rng: random.Random) -> DrawnPicture:
         x = (place % columns + rng.uniform(0.45, 0.55)) * cell[0]
         y = (place // columns + rng.uniform(0.45, 0.55)) * cell[1]
         pixels[_inside(shape, width, height, x, y, radius)] = COLOURS[colour]
-    return DrawnPicture(png(pixels), shape, colour, count)
+    return DrawnPicture(png(pixels, 1), shape, colour, count)
 
 
 def _inside(
@@ -82,21 +81,6 @@ def _inside(
         return disc
     box: npt.NDArray[np.bool_] = (np.abs(across) <= radius) & (np.abs(down) <= radius)
     return box if shape == "square" else box & (2 * np.abs(across) <= down + radius)
-
-
-def png(pixels: Pixels) -> bytes:
-    """Encode pixels [height, width, 3] in RGB (PNG, second edition; no filter)."""
-    height, width = pixels.shape[:2]
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        sum_of = zlib.crc32(name + data)
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", sum_of)
-
-    lines = np.zeros((height, 1 + 3 * width), np.uint8)
-    lines[:, 1:] = pixels.reshape(height, -1)
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    body = chunk(b"IDAT", zlib.compress(lines.tobytes(), 1))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + body + chunk(b"IEND", b"")
 
 
 def is_right(text: str, answer: str) -> bool:

@@ -27,6 +27,7 @@ COMMANDS = {
     "chat": "Talk to a model in the terminal.",
     "generate": "Continue a prompt once and print the answer.",
     "transcribe": "Speech to text: a file of sound as text, captions or JSON.",
+    "draw": "A class's pictures from a denoiser, as PNG files.",
     "speak": "Text to speech: a file of the sound of a text.",
     "programs": "Detectors, readers and voices as ONNX files: inspect, run.",
     "models": "The catalog: what there is, what is on disk, licences.",

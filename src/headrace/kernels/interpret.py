@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from ..base.exchange import ExchangeSpec
 from ..base.graph import (
     ActivationSpec,
@@ -18,6 +21,7 @@ from ..base.graph import (
     BagsSpec,
     EmbedSpec,
     ExpertsSpec,
+    GivenSpec,
     LatentSpec,
     LinearSpec,
     Node,
@@ -32,7 +36,7 @@ from ..base.graph import (
 )
 from ..base.joins import AroundSpec, CodesSpec
 from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
-from .arrays import Array
+from .arrays import Array, host, tensor
 from .dealing import Dealing
 from .fuse import Joining, Norm
 from .operators import KvCache, KvLayer, Operators, StepBatch
@@ -176,11 +180,20 @@ class _Run:
             given = x, self.batch.ranked, node.spec, list(map(self.weights.weight, node.weights))
             self.values[node.out[0]] = bags(*given, host=self.ops.host)
             return
+        if isinstance(node.spec, GivenSpec):
+            assert self.batch.pictured is not None, "the step has no pictures"
+            self.values[node.out[0]] = self._of_host(getattr(self.batch.pictured, node.spec.of))
+            return
         spec = cast(EmbedSpec, node.spec)
         index = getattr(self.batch, spec.index)
         assert index is not None, f"the step has no {spec.index}"
         table = self.weights.weight(node.weights[0])
+        index = self._of_host(index) if isinstance(index, np.ndarray) else index
         self.values[node.out[0]] = self.ops.embed(index, table, spec.scale)
+
+    def _of_host(self, numbers: npt.NDArray[np.generic]) -> Array:
+        """Return numbers of the host as operators take them."""
+        return numbers if self.ops.host else tensor(numbers)
 
     def _scatter(self, node: Node) -> None:
         encoded = self.batch.encoded
@@ -197,6 +210,12 @@ class _Run:
 
     def _norm(self, node: Node) -> None:
         spec, x = cast(NormSpec, node.spec), self.values[node.reads[0]]
+        if len(node.reads) > 1:
+            gains, shifts = map(self._by_token, node.reads[1:])
+            ones = self._of_host(np.ones(node.out[0].width, np.float32))
+            plain = self.ops.layer_norm(x, ones, None, spec.eps)
+            self.values[node.out[0]] = plain * (gains + spec.offset) + shifts
+            return
         gain, *shift = map(self.weights.vector, node.weights)
         if spec.kind == "layer":
             shifted = shift[0] if shift else None
@@ -208,6 +227,16 @@ class _Run:
         residual, x = node.reads
         factor = node.spec.scale if isinstance(node.spec, AddSpec) else 1.0
         self.values[node.out[0]] = self.ops.add(self.values[x], self._spent(residual), factor)
+
+    def _modulate(self, node: Node) -> None:
+        residual, x = (self.values[value] for value in node.reads[:2])
+        self.values[node.out[0]] = residual + self._by_token(node.reads[2]) * x
+
+    def _by_token(self, value: Value) -> Array:
+        """Return rows [B, ·] of entries for each of their tokens [N, ·]."""
+        starts = host(self.batch.query_starts)
+        owners = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        return self.values[value][owners]
 
     def _add_norm(self, node: Node) -> None:
         residual, x = node.reads

@@ -26,7 +26,7 @@ from .arrays import Array, host
 from .draws import DrawParameters
 from .encoded import EncodedRows
 from .prepared import RopeTable
-from .ranked import RankedRows
+from .ranked import PicturedRows, RankedRows
 from .weights import BlockWeight, DenseWeight, PackedWeight, Weight
 
 if TYPE_CHECKING:
@@ -180,6 +180,13 @@ class StepBatch:
 
     ranked: RankedRows | None = None
     """Features of the rows of a ranking; None: the model is no ranker."""
+    pictured: PicturedRows | None = None
+    """Numbers of the pictures; None: the model draws none."""
+
+    @property
+    def labels(self) -> Array | None:
+        """Return [R] int64: class of the picture of each sampled row."""
+        return None if self.pictured is None else self.pictured.labels
 
     def sampled_places(self) -> npt.NDArray[np.int64]:
         """Return `sample_rows` on the host, without waiting for a device."""

@@ -1,4 +1,5 @@
-"""Features of a step's candidates, and the specification of their bags.
+"""Numbers that a step brings: features of its candidates, with the specification of their bags, and
+those of its pictures.
 
 The CPU's kernels compute the same bits (`cpu/csrc/bags.h`).
 """
@@ -39,6 +40,19 @@ class RankedRows:
     """[N, dense features]."""
     bags: tuple[BagRows, ...]
     """By sparse feature."""
+
+
+@dataclass(frozen=True, slots=True)
+class PicturedRows:
+    """Numbers of the pictures of a step, on the host. A picture is an entry, with one sampled
+    row."""
+
+    patches: npt.NDArray[np.float32]
+    """[N, numbers of a patch]."""
+    times: npt.NDArray[np.float32]
+    """[R, features]: those of the time step of each entry."""
+    labels: Ids
+    """[R]: class of each entry."""
 
 
 def bags(

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from ..base.arch import ModelArch
 from ..base.graph import (
+    SAMPLED,
     TOKENS,
     ActivationSpec,
     AddSpec,
@@ -19,6 +20,7 @@ from ..base.graph import (
     PartSpec,
     Purpose,
     Role,
+    Rows,
     ScaleSpec,
     Value,
     WeightRef,
@@ -47,9 +49,10 @@ class Description:
         weights: Sequence[WeightRef] = (),
         spec: object = None,
         dtype: Dtype = "act",
+        rows: Rows = TOKENS,
     ) -> Value:
-        """Add a node with one result, of as many rows as it reads."""
-        out = Value(reads[0].rows if reads else TOKENS, width, dtype)
+        """Add a node with one result, of as many rows as it reads; `rows`: if it reads nothing."""
+        out = Value(reads[0].rows if reads else rows, width, dtype)
         self._nodes.append(Node(kind, tuple(reads), (out,), tuple(weights), spec))
         return out
 
@@ -66,7 +69,8 @@ class Description:
     ) -> Value:
         """Look up rows of the table `name` by an index of the step."""
         table = matrix([name], [rows], self.arch.hidden, "embed", purpose="embed")
-        return self.node("embed", (), self.arch.hidden, [table], spec)
+        of = SAMPLED if spec.index == "labels" else TOKENS
+        return self.node("embed", (), self.arch.hidden, [table], spec, rows=of)
 
     def add(self, residual: Value, x: Value) -> Value:
         """Add residual + x, by `ModelArch.residual_scale`."""
@@ -102,6 +106,14 @@ class Description:
         parts = ("weight", "bias") if bias else ("weight",)
         vectors = [vector([f"{name}.{part}"], [x.width]) for part in parts]
         return self.node("norm", (x,), x.width, vectors, NormSpec("layer", self.arch.norm_eps))
+
+    def adaptive_norm(self, x: Value, gains: Value, shifts: Value, eps: float) -> Value:
+        """Apply a layer norm by 1 + gain and a shift of each entry (Peebles and Xie 2022)."""
+        return self.node("norm", (x, gains, shifts), x.width, spec=NormSpec("layer", eps, 1.0))
+
+    def modulate(self, residual: Value, x: Value, factors: Value) -> Value:
+        """Add x, by factors of each entry."""
+        return self.node("modulate", (residual, x, factors), x.width)
 
     def scale(self, x: Value, factor: float) -> Value:
         """Multiply by a number."""

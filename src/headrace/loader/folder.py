@@ -49,7 +49,7 @@ def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFil
     arch, decisions = hold(arch, shards)
     if arch.ranker is not None:
         made = ModelFiles(name, "safetensors", folder, shards, arch, NO_TEXT, None)
-        return replace(made, licence=licence or _licence(folder), decisions=decisions)
+        return replace(made, licence=licence or licence_of(folder), decisions=decisions)
     if not (folder / "tokenizer.json").is_file():
         raise ModelFileError(
             f"{folder}: no tokenizer.json in it (a tokenizer.model alone is not read; "
@@ -77,7 +77,7 @@ def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFil
         add_bos=tokenizer.adds_bos(),
         eos_ids=with_rows(_end_ids(config, generation, tokenizer), arch),
         generation=_sampling(generation),
-        licence=licence or _licence(folder),
+        licence=licence or licence_of(folder),
         pooling=read_pooling(folder, config, arch),
         decisions=decisions,
     )
@@ -214,7 +214,8 @@ def _sampling(generation: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _licence(folder: Path) -> str | None:
+def licence_of(folder: Path) -> str | None:
+    """Return the licence that a folder's README states in its head."""
     readme = folder / "README.md"
     if not readme.is_file() or readme.stat().st_size > MAX_TEMPLATE:
         return None

@@ -8,6 +8,7 @@ from ..base.errors import ModelFileError, ModelNotFound, UnsupportedModel
 from ..base.modelfiles import ModelFiles
 from ..base.names import nearest
 from .catalog import CATALOG
+from .diffusers_folder import INDEX, open_pipeline
 from .download import fetch_catalog
 from .folder import open_folder
 from .gguf_model import open_gguf
@@ -78,6 +79,8 @@ def fetched(
 
 def open_local(path: Path, name: str, licence: str | None = None) -> ModelFiles:
     """Open a folder or file on the disk under the name that the user gave it."""
+    if (path / INDEX).is_file():
+        return open_pipeline(path, name, licence)
     if path.is_dir():
         return open_folder(path, name, licence)
     if path.suffix == ".gguf":

@@ -9,32 +9,33 @@ from .jsonfile import read_json
 from .safetensors_file import StoredTensor, read_header
 
 INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def find_shards(folder: Path) -> tuple[Path, ...]:
-    """List the safetensors files of a model folder, sorted by name."""
-    if (folder / INDEX).is_file():
-        mapping = read_json(folder / INDEX).get("weight_map")
+def find_shards(folder: Path, stem: str = "model") -> tuple[Path, ...]:
+    """List the safetensors files of a model folder, sorted by name; `stem`: beginning of the name
+    of a single file and of the index."""
+    single, index = f"{stem}.safetensors", f"{stem}.safetensors.index.json"
+    if (folder / index).is_file():
+        mapping = read_json(folder / index).get("weight_map")
         if not isinstance(mapping, dict) or not mapping:
-            raise ModelFileError(f"{INDEX}: weight_map must name the file of each tensor")
+            raise ModelFileError(f"{index}: weight_map must name the file of each tensor")
         names = {str(value) for value in mapping.values()}
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise ModelFileError(
-                    f"{INDEX}: {name!r:.100} is not the name of a safetensors file of this folder"
+                    f"{index}: {name!r:.100} is not the name of a safetensors file of this folder"
                 )
             if not (folder / name).is_file():
-                raise ModelFileError(f"{folder}: {name} is missing, which {INDEX} names")
+                raise ModelFileError(f"{folder}: {name} is missing, which {index} names")
         return tuple(folder / name for name in sorted(names))
-    if (folder / SINGLE).is_file():
-        return (folder / SINGLE,)
+    if (folder / single).is_file():
+        return (folder / single,)
     found = sorted(folder.glob("*.safetensors"))
     if len(found) == 1:
         return (found[0],)
     if found:
-        raise ModelFileError(f"{folder}: {len(found)} safetensors files, but no {INDEX}")
+        raise ModelFileError(f"{folder}: {len(found)} safetensors files, but no {index}")
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     if pickles:
         raise ModelFileError(

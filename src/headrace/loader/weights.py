@@ -10,6 +10,7 @@ from collections.abc import Container, Iterator
 
 from ..base.modelfiles import ModelFiles
 from ..models.registry import describe
+from .diffusers_folder import FORMAT, denoiser_weights
 from .gguf_model import gguf_of
 from .weight_source import Named
 from .weights_gguf import from_gguf
@@ -31,6 +32,8 @@ def load_weights(
         found: Iterator[tuple[str, Loaded]] = from_gguf(gguf_of(files), files.arch, only)
     elif (whisper := whisper_of(files)) is not None:
         found = whisper_weights(whisper, describe(files.arch))
+    elif files.format == FORMAT:
+        found = denoiser_weights(files)
     else:
         found = from_safetensors(files)
     return found if only is None else (pair for pair in found if pair[0] in only)

@@ -138,17 +138,22 @@ def _widths(fields: Fields, key: str) -> tuple[int, ...]:
 
 
 def _joined(config: Config) -> int:
-    return int(config["ranker"].joined)
+    return int(config["beyond.ranker"].joined)
+
+
+def _widest(config: Config) -> int:
+    ranker = config["beyond.ranker"]
+    return int(max(ranker.top + ranker.bottom))
 
 
 FAMILIES = (
     Family(
         "dlrm_dcnv2", dlrm, {"dlrm_dcnv2": ("DlrmDcnV2ForRanking",)},
         fields={
-            "ranker": _ranker, "vocab_size": 1, "hidden": _joined,
-            "layers": lambda config: max(1, config["ranker"].crosses),
+            "beyond.ranker": _ranker, "vocab_size": 1, "hidden": _joined,
+            "layers": lambda config: max(1, config["beyond.ranker"].crosses),
             "heads": 1, "kv_heads": 1, "head_dim": 1,
-            "intermediate": lambda config: max(config["ranker"].top + config["ranker"].bottom),
+            "intermediate": _widest,
             "max_context": integer("max_candidates", "", 8, MOST_CANDIDATES, 2048),
             "norm_eps": 1e-5, "activation": "silu", "rope": Rope(), "windows": (),
             "qkv_bias": False, "output_bias": False, "tied_embedding": False,

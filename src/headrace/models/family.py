@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from ..base.arch import Caps, Chunks, Encoder, Mla, ModelArch, Moe, Recurrence, Uneven
+from ..base.arch import BeyondText, Caps, Chunks, Encoder, Mla, ModelArch, Moe, Recurrence, Uneven
 from ..base.arch_fields import Fields
 from ..base.errors import UnsupportedModel
 from ..base.graph import Graph
@@ -131,6 +131,7 @@ class Family(NamedTuple):
 
 
 _PARTS: Mapping[str, Callable[..., Any]] = {
+    "beyond": BeyondText,
     "caps": Caps,
     "chunks": Chunks,
     "encoder": Encoder,

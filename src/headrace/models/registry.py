@@ -14,6 +14,7 @@ from . import (
     bert,
     cohere2,
     deepseek,
+    dit,
     dlrm,
     gemma,
     gemma4,
@@ -36,7 +37,7 @@ from . import (
 from .family import Family
 
 FILES = (
-    arcee, bert, cohere2, deepseek, dlrm, gemma, gemma4, glm, gpt_oss, granite, lfm2, llama,
+    arcee, bert, cohere2, deepseek, dit, dlrm, gemma, gemma4, glm, gpt_oss, granite, lfm2, llama,
     llama4, minimax_m2, ministral3, nemotron_h, olmo2, phi3, qwen, qwen3_next, starcoder2, whisper,
 )  # fmt: skip
 """Files of families: a line for each."""

@@ -120,7 +120,7 @@ class EngineMetrics(Collector):
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._generated_tokens = 0
-        self._steps = 0
+        self._steps = self._pictures = self._denoising_steps = 0
         self._sums = dict.fromkeys(SUMMED, 0.0)
         self._since = {name: _Restarting() for name in SINCE_START}
         self.drafted = DraftMetrics()
@@ -145,6 +145,11 @@ class EngineMetrics(Collector):
         if stats.encodings is not None:
             self._encodings = self._encodings or EncodingMetrics()
             self._encodings.now(stats.encodings)
+
+    def drew(self, steps: int) -> None:
+        """Count a finished picture and its steps."""
+        self._pictures += 1
+        self._denoising_steps += steps
 
     def tokens(self, life: RequestLife, count: int, now: float) -> None:
         """Count `count` further tokens of one choice of a request, which came at `now`."""

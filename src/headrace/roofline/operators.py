@@ -22,6 +22,7 @@ from ..base.graph import (
     ActivationSpec,
     AttentionSpec,
     BagsSpec,
+    GivenSpec,
     Graph,
     LatentSpec,
     Node,
@@ -42,6 +43,8 @@ from .weights import Which, numbers_of
 
 JOINED = "norms"
 """Label of norms that are one operator with the sum before them; and of all in an encoder."""
+ENTRIES = "/entries"
+"""Suffix of the labels of nodes that a denoiser computes once for each entry."""
 LAST = "/last"
 """Suffix of the last layer's labels, if it is computed for fewer rows or has wider weights.
 
@@ -89,6 +92,8 @@ class Group:
         If only sampling rows are of the last layer, the other nodes are of the layers before it.
         """
         role = self.node.weights[0].purpose
+        if case.arch.denoiser is not None:
+            return case.weights.of(role, self.numbers, self.layers)
         which: Which = "last" if self.sampled else "all"
         if not self.sampled and self.calls == self.layers - 1:
             which = "others"
@@ -110,6 +115,8 @@ def rows_of(case: Case, step: Composition, group: Group) -> tuple[int, str]:
     """Return (rows of a group's nodes, mark of its label)."""
     if not group.sampled:
         return step.tokens, ""
+    if case.arch.denoiser is not None:
+        return step.samples, ENTRIES
     apart = step.samples < step.tokens or group.is_wider(case)
     return step.samples, LAST if apart else ""
 
@@ -143,7 +150,10 @@ def groups(arch: ModelArch, samples: bool, layout: Layout = ONE) -> tuple[Group,
         graph = described
         body = len(demand(graph, "every").nodes)
         # After the step a head takes the inputs' first tokens.
-        marked = [(node, index >= body) for index, node in enumerate(graph.nodes)]
+        marked = [
+            (node, index >= body or node.out[0].rows == SAMPLED)
+            for index, node in enumerate(graph.nodes)
+        ]
     found: dict[tuple[str, str, object, bool, tuple[int, ...]], list[tuple[Node, Node]]] = {}
     rest = iter(marked)
     for node in summed(graph, layout.tp, spread=layout.ep, sent=layout.dp > 1).nodes:
@@ -187,7 +197,7 @@ def _label(graph: Graph, node: Node, *, sampled: bool) -> str | None:
     if node.kind == "select":
         maker = graph.nodes[graph.maker(node.reads[0])]
         return "sampled/attention" if maker.kind == "attend" else "sampled"
-    if isinstance(node.spec, BagsSpec):
+    if isinstance(node.spec, BagsSpec | GivenSpec):
         return "tables" if node.weights else "numbers"
     if node.kind == "embed":
         tables = sum(each.kind == "embed" for each in graph.nodes)
@@ -199,7 +209,7 @@ def _label(graph: Graph, node: Node, *, sampled: bool) -> str | None:
         return "shared_gated" if maker.weights[0].purpose == "shared" else "gated"
     if node.kind == "activate":
         return "pooled" if node.spec == ActivationSpec("tanh") else "inner"
-    if node.kind in ("multiply", *RECURRENT):
+    if node.kind in ("modulate", "multiply", *RECURRENT):
         return node.kind
     if node.kind == "experts":
         return "experts" if node.weights[0].copies > 1 else "shared_experts"
@@ -251,7 +261,7 @@ def after_graph(case: Case, step: Composition) -> Iterator[Count]:
     """Yield the operators after the graph, and collectives that are none of its nodes."""
     arch = case.arch
     outputs = describe(arch).outputs
-    if arch.ranker is not None:
+    if arch.task in ("rank", "picture"):
         return
     if "labels" in outputs:
         yield vector(case, "select", "first", 1, step.samples * arch.hidden, 0, 1, 1)
@@ -283,6 +293,9 @@ def embed(case: Case, step: Composition, group: Group, rows: int, mark: str) -> 
     spec = group.node.spec
     if isinstance(spec, BagsSpec):
         return _bags(case, spec, group, rows)
+    if isinstance(spec, GivenSpec):
+        size = rows * group.node.out[0].width
+        return vector(case, "embed", f"{group.label}{mark}", group.calls, size, 0, 1, 1)
     hidden = group.node.out[0].width
     row = group.weight_bytes(case) / (group.numbers / hidden)
     return Count(
@@ -319,7 +332,7 @@ def _bags(case: Case, spec: BagsSpec, group: Group, rows: int) -> Count:
 
 def norm(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """Price 4 FLOPs per number (square, sum, scale, weight), 8 of a layer norm; N · D read and
-    written.
+    written. Gains and shifts of an adaptive norm stay in a cache.
 
     With the sum before it 5; two arrays of N · D read, two written.
     """
@@ -334,6 +347,12 @@ def add(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Co
     """Price one FLOP per number; two arrays read, one written."""
     size = rows * group.node.out[0].width
     return vector(case, "add", f"{group.label}{mark}", group.calls, size, 1, 2, 1)
+
+
+def modulate(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
+    """Price two FLOPs per number; two arrays read, one written. Factors stay in a cache."""
+    size = rows * group.node.out[0].width
+    return vector(case, "modulate", f"{group.label}{mark}", group.calls, size, 2, 2, 1)
 
 
 def gated(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
@@ -457,6 +476,7 @@ PRICES: Mapping[str, Price] = {
     "experts": experts,
     "gated": gated,
     "linear": product,
+    "modulate": modulate,
     "multiply": multiply,
     "norm": norm,
     "select": select,

@@ -7,6 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable
 
+from headrace.base.denoising import Denoiser
 from headrace.base.errors import ContextOverflow, InvalidRequest
 from headrace.base.request import Request
 from headrace.kv import KvManager
@@ -15,6 +16,7 @@ from .limits import Policy
 from .once import Once
 from .queue import PATIENCE_SECONDS
 from .sequence import Sequence
+from .stepped import Stepped
 from .work import ALL, Work
 
 
@@ -46,13 +48,24 @@ def verify_atoms(works: Iterable[Work], most: int) -> None:
 
 
 def work_of(
-    request: Request, *, order: int, now: float, policy: Policy, max_context: int, kv: KvManager
+    request: Request,
+    *,
+    order: int,
+    now: float,
+    policy: Policy,
+    max_context: int,
+    kv: KvManager,
+    denoiser: Denoiser | None = None,
 ) -> list[Work]:
     """Turn a request into work; raise the error that says why it cannot be. `order`: number of the
-    first."""
+    first; `denoiser`: shape of the model, if it draws."""
     urgency = now + request.priority * PATIENCE_SECONDS if policy == "priority" else 0.0
     if request.spec.generates:
         return list(_sequences(request, order, urgency, max_context, kv))
+    if (wish := request.spec.picture) is not None:
+        assert denoiser is not None, "the model draws no pictures"
+        size = denoiser.tokens * wish.entries
+        return [Stepped(order, request, wish.steps, size, (urgency, order))]
     return [_once(request, order, urgency, max_context, kv)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.base.denoising import Denoiser
 from headrace.base.errors import OptionError
 
 Policy = Literal["fcfs", "priority"]
@@ -42,6 +43,8 @@ class Limits:
     cuts: bool = False
     """Whether units are computed each by itself, so that work which keeps nothing between two steps
     is cut anywhere, too."""
+    denoiser: Denoiser | None = None
+    """Shape of a model that draws: a step of a picture has as many units as it has tokens."""
 
     def __post_init__(self) -> None:
         for name, low in (("rows", 1), ("max_context", 2), ("max_waiting", 0), ("drafts", 0)):

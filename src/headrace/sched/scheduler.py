@@ -162,6 +162,7 @@ class Scheduler:
                 policy=self.limits.policy,
                 max_context=self.max_context,
                 kv=self.kv,
+                denoiser=self.limits.denoiser,
             )
         )
 

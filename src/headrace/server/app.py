@@ -47,6 +47,7 @@ from .routes.docs import router as docs
 from .routes.embeddings import router as embeddings
 from .routes.files import router as files
 from .routes.health import router as health
+from .routes.images import router as images
 from .routes.invocations import router as invocations
 from .routes.kserve import router as kserve
 from .routes.llamacpp.route import router as llamacpp
@@ -81,8 +82,8 @@ if TYPE_CHECKING:
 
 ROUTERS = (
     chat, completions, embeddings, audio, responses, messages, models, tokenize, rerank, files,
-    batches, health, metrics, version, nim, kserve, ocr, invocations, ollama, llamacpp, vllm,
-    pooling, stats, prefixes, adapters, recommend, page, docs,
+    batches, health, images, metrics, version, nim, kserve, ocr, invocations, ollama, llamacpp,
+    vllm, pooling, stats, prefixes, adapters, recommend, page, docs,
 )  # fmt: skip
 OPERATOR_ROUTERS = (
     operate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..base.drafted import Drafted
@@ -103,7 +103,7 @@ class Usage:
         }
 
 
-async def deltas(streams: Sequence[OutputStream]) -> AsyncIterator[tuple[int, OutputDelta]]:
+async def deltas(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, OutputDelta]]:
     """Yield (index of the stream, its delta) as they arrive; all work ends when this ends.
 
     Raises the first error of any stream, and `Aborted` if the server ended one.

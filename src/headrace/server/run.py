@@ -428,7 +428,9 @@ def _example(address: str, engine: Engine, options: ServerOptions) -> str:
         return f"{curl} {address}/v1/audio/transcriptions -F file=@talk.wav"
     if files.arch.ranker is not None:
         return f"{curl} {address}/v1/models/{engine.model_name}"
-    if files.arch.task != "tokens":
+    if files.arch.denoiser is not None:
+        path, body = "images/generations", '{"prompt": "0"}'
+    elif files.arch.task != "tokens":
         path, body = "embeddings", '{"input": "a river"}'
     elif files.chat_template is None:
         path, body = "completions", '{"prompt": "A river is", "max_tokens": 30}'

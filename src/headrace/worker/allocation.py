@@ -17,6 +17,7 @@ from ..speculate import Speculation
 from .alignment import Aligner
 from .bans import AllowedTokens, BadWords
 from .batch import make_batch
+from .denoising import Denoising
 from .features import Features, RowFeature
 from .filters import Filters
 from .grammar import GrammarCompiler, GrammarMasks
@@ -76,7 +77,10 @@ class Allocator:
             opened.adapters.bind(rows)
             additions = opened.adapters.additions
         tables = BlockTables(options.rows, options.max_context, pool, device)
-        limits = StepLimits(options.step_tokens, options.rows, options.max_context, options.drafts)
+        entries = options.rows
+        if self.arch.denoiser is not None:  # A row may have two.
+            entries = options.step_tokens // self.arch.denoiser.tokens
+        limits = StepLimits(options.step_tokens, entries, options.max_context, options.drafts)
         text.allocate(self._kept(pool), limits, memory=self.memory, additions=additions)
         if encoder is not None:
             encoder.bind(pool, text.cache)
@@ -152,6 +156,10 @@ class Allocator:
             scores = CandidateScores(self.arch.ranker)
             rows.ranked = scores.rows_of
             return [scores]
+        if self.arch.denoiser is not None:
+            drawn = Denoising(self.arch.denoiser, tensors=not program.host)
+            rows.pictured = drawn.batch
+            return [drawn]
         aligner: list[RowFeature] = []
         if opened.encoder is not None and self.arch.cross is not None:
             aligner.append(Aligner(self.arch, opened.encoder.keys))

@@ -105,6 +105,8 @@ class HostBatches:
         """`BlockTables.version` and width that `_picked` was copied from; -1: not copied yet."""
 
     def make(self, plan: StepPlan, drafted: list[int] | None = None) -> StepBatch:
+        if self._rows.pictured is not None:
+            return self._rows.pictured(plan)
         count = len(plan.rows)
         total = sum(plan.counts)
         if total > self._limits.tokens or count > self._limits.entries:

@@ -11,6 +11,7 @@ from ..base import hardware
 from ..base.config import Decision
 from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
+from ..base.spec import WORKER_FEATURES
 from ..dist.commons import Commons
 from ..kernels.cpu.meeting import meeting_of
 from ..kernels.model import Model
@@ -106,14 +107,16 @@ def open_worker(
         device_memory=hardware.cpu().available if memory is None else memory.free(),
         kernels=[*resolved.decisions, *decisions],
         phases=phases,
-        features=("ranking",) if files.arch.ranker is not None else _features(whole, able),
+        features=_features(files.arch.task, whole, able),
         step_bytes=measured.step_bytes,
         graph_bytes=measured.graph_bytes,
     )
     return OpenWorker(text, encoder, drafter, adapters, memory, facts)
 
 
-def _features(model: Model, able: dict[str, bool]) -> tuple[str, ...]:
+def _features(task: str, model: Model, able: dict[str, bool]) -> tuple[str, ...]:
+    if task in WORKER_FEATURES:
+        return (WORKER_FEATURES[task],)
     if not model.generates:
         return ("pooling", "score") if model.labels else ("pooling",)
     return ("pooling", *(name for name, there in able.items() if there))

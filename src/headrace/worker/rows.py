@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import EngineFault
-from ..base.spec import SEEDS
+from ..base.spec import SEEDS, WORKER_FEATURES
 from ..base.step import (
     MOST_DRAFTS,
     MOST_KEEPS,
@@ -77,6 +77,8 @@ class Rows:
         """Maker of `StepBatch.across`; None: the model attends to no inputs."""
         self.ranked: Callable[[StepPlan], RankedRows] | None = None
         """Finder of `StepBatch.ranked`; None: the model is no ranker."""
+        self.pictured: Callable[[StepPlan], StepBatch] | None = None
+        """Maker of the batches of pictures; None: the model draws none."""
         self.version = 0
         """Number that changes with every admission."""
         self.computed = np.zeros(rows, np.int64)
@@ -93,7 +95,7 @@ class Rows:
         for name in ("adapter", "grammar", "inputs"):
             if getattr(spec, name) and name not in self._features:
                 raise EngineFault(f"this worker has no support for {name}")
-        pooled = "ranking" if spec.task == "rank" else "pooling"
+        pooled = WORKER_FEATURES.get(spec.task, "pooling")
         if not spec.generates and pooled not in self._features:
             raise EngineFault(f"this worker has no support for {pooled}")
         if len(admission.tokens) > self.tokens.shape[1]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from ...base.config import Decision, EngineOptions
+from ...base.denoising import PictureInput
 from ...base.identity import Identity
 from ...base.modelfiles import ModelFiles
 from ...base.ranking import RankingInput
@@ -46,7 +47,7 @@ class RequestOptions(TypedDict, total=False):
     retained: Sequence[Retained]
     prefixes: TextPrefixes
     inputs: Sequence[InputSpan]
-    ranking: RankingInput | None
+    given: RankingInput | PictureInput | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,8 @@ class ServingEngine(Protocol):
     """Sequences that can run at the same time."""
     features: frozenset[str]
     """Abilities of the worker beyond text: "grammar", "adapter", "pooling" (vectors); "score" (a
-    cross-encoder: one number for a pair), "ranking" (scores of candidates). A request for any other
-    is refused."""
+    cross-encoder: one number for a pair), "ranking" (scores of candidates), "pictures". A request
+    for any other is refused."""
     operations: Operations
     """Sleep and wake, reset of the prefix cache, recording of a profile."""
     adapters: AdapterBook
@@ -116,7 +117,9 @@ class ServingEngine(Protocol):
     identity: Identity | None
     """Everything that the bits of its answers depend on; None until it has once been ready."""
     memory: dict[str, float]
-    """`weight_bytes`, `kv_bytes` and `kv_tokens`, once it has been ready."""
+    """`weight_bytes`, `kv_bytes` and `kv_tokens`, once it has been ready. Of a model that draws
+    also `step_seconds_1` and `step_seconds_2`, predicted for a step of one picture without guidance
+    and with it."""
     phases: dict[str, float]
     """Seconds of each start phase, in the order in which they ended."""
     stats: StepStats

@@ -20,6 +20,7 @@ from ...base.errors import (
     InvalidRequest,
     Overloaded,
 )
+from ...base.outputs import PictureOutput
 from ...base.request import Request, SequenceDelta
 from ...obs.life import RequestLife
 from ...obs.metrics import EngineMetrics
@@ -170,6 +171,8 @@ class RequestsInWork:
             self._metrics.tokens(life, len(delta.tokens), now)
         elif delta.output is not None:
             life.scheduled = delta.scheduled
+            if isinstance(delta.output, PictureOutput) and delta.finish is not None:
+                self._metrics.drew(delta.output.step)
         life.preemptions = max(life.preemptions, delta.preemptions)
         if delta.verified is not None:
             self._metrics.drafted.verified(delta.verified)

@@ -9,12 +9,21 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
+from ...base.denoising import PictureInput
 from ...base.errors import ContextOverflow, InvalidRequest
 from ...base.modelfiles import ModelFiles
 from ...base.ranking import RankingInput
 from ...base.request import Request, Retained
 from ...base.sampling import SamplingParams
-from ...base.spec import GENERATING, SEEDS, InputSpan, ReasoningBudget, RequestSpec, Task
+from ...base.spec import (
+    GENERATING,
+    SEEDS,
+    WORKER_FEATURES,
+    InputSpan,
+    ReasoningBudget,
+    RequestSpec,
+    Task,
+)
 from ...base.text_prefixes import NOTHING, TextPrefixes
 from ...text.reasoning import detect_reasoning
 from ...text.tokenizer import Tokenizer
@@ -28,6 +37,7 @@ _ELSE = {
     "score": "this model scores pairs of texts and does not generate; use /rerank, /score or "
     "score()",
     "rank": "this model ranks candidates and does not generate; use /v1/recommend",
+    "picture": "this model draws pictures of a class; use /v1/images/generations",
 }
 """Refusals of a text, by the task of the model."""
 
@@ -76,7 +86,7 @@ class InputProcessor:
         retained: Sequence[Retained] = (),
         prefixes: TextPrefixes = NOTHING,
         inputs: Sequence[InputSpan] = (),
-        ranking: RankingInput | None = None,
+        given: RankingInput | PictureInput | None = None,
     ) -> Request:
         """Resolve a request: its tokens, its limits, its seed.
 
@@ -87,8 +97,9 @@ class InputProcessor:
         context cache. `prefixes`: names of its beginnings; the engine reports those that it holds.
         `inputs`: places in the prompt that stand for something else than text, each with a handle.
         `task` beside those of `spec.GENERATING`: nothing is sampled; with `second_at` the prompt is
-        a pair of texts, and the second begins there. `ranking`: features of the task "rank", whose
-        prompt has a 0 for each candidate.
+        a pair of texts, and the second begins there. `given`: features of the task "rank", whose
+        prompt has a 0 for each candidate, or the wish of the task "picture", whose prompt is its
+        label and whose seed is the sampling's.
 
         Raises `InvalidRequest` naming the field, or `ContextOverflow`.
         """
@@ -101,7 +112,7 @@ class InputProcessor:
         for name, wish in (
             ("adapter", adapter),
             ("grammar", grammar),
-            ("ranking" if task == "rank" else "pooling", pooling),
+            (WORKER_FEATURES.get(task, "pooling"), pooling),
             ("inputs", inputs),
             ("sound", task == "sound"),
         ):
@@ -116,7 +127,8 @@ class InputProcessor:
                 adapter=adapter,
                 second_at=second_at,
                 arrival=arrival,
-                ranking=ranking,
+                given=given,
+                seed=sampling.seed,
             )
         ids = self.tokenise(prompt)
         # The last token's step may be one that only decodes, where ids are all that counts.
@@ -235,7 +247,8 @@ class InputProcessor:
         adapter: str | None,
         second_at: int,
         arrival: float,
-        ranking: RankingInput | None,
+        given: RankingInput | PictureInput | None,
+        seed: int | None,
     ) -> Request:
         if (task == "score") != (self._task == "score"):
             raise InvalidRequest(
@@ -262,11 +275,12 @@ class InputProcessor:
             prompt=ids,
             spec=RequestSpec(
                 SamplingParams(max_tokens=1),
-                seed=resolve_seed(None),
+                seed=resolve_seed(seed),
                 task=task,
                 adapter=adapter,
                 second_at=second_at,
-                ranking=ranking,
+                ranking=given if isinstance(given, RankingInput) else None,
+                picture=given if isinstance(given, PictureInput) else None,
             ),
             priority=_integer("priority", priority),
             arrival=arrival,

@@ -159,7 +159,8 @@ def merge(first: OutputDelta, second: OutputDelta) -> None:
     first.prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
     if isinstance(first.output, Samples) and isinstance(second.output, Samples):
         first.output = first.output.then(second.output)
-    first.output = first.output or second.output
+    else:  # Of two pictures, the later one.
+        first.output = second.output or first.output
     first.drafted = second.drafted
     first.queue_seconds = first.queue_seconds or second.queue_seconds
     first.preemptions = second.preemptions

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ...base import environment
 from ...base.config import Decision, EngineOptions
+from ...base.denoising import PictureInput
 from ...base.encodings import EncoderShape
 from ...base.errors import EngineFault, ModelFileError, OptionError
 from ...base.facts import WorkerFacts
@@ -258,6 +259,7 @@ def finish(
                 generates=files.arch.task == "tokens",
                 features=facts.features,
                 ranker=files.arch.ranker,
+                draws=files.arch.denoiser is not None,
             )
         on_phase("first_token", time.monotonic() - begin)
     except BaseException:
@@ -323,7 +325,8 @@ def _core(
 ) -> tuple[EngineCore, ContextCache | None, KvManager, Lender | None]:
     options = resolved.options
     types = {"dtype": options.dtype, "kv_dtype": options.kv_dtype}
-    predict = step_predictor(files, device=options.device, **types)
+    coded = files.arch.denoiser is not None and options.quantise == "int8"
+    predict = step_predictor(files, device=options.device, **types, coded=coded)
     stages = Layout.parse(options.layout).pp
     depth = max(options.depth or 1, stages)
     limits = Limits(
@@ -337,6 +340,7 @@ def _core(
         drafts=drafts_of(options),
         atom=0 if resolved.encoder is None else resolved.encoder.atom,
         cuts=files.arch.ranker is not None,
+        denoiser=files.arch.denoiser,
     )
     # On a CPU blocks get their memory when they are first written: see `kv.pool`.
     keep = KEPT_PREFIXES if options.device == "cpu" else 1.0
@@ -421,9 +425,10 @@ def proving(
     generates: bool,
     features: Collection[str],
     ranker: Ranker | None = None,
+    draws: bool = False,
 ) -> Iterator[None]:
     """Send a real token through every serving path: greedy, and sampled with filters and logprobs.
-    Send a vector or a ranking, too, if the worker makes them. Yields before each step.
+    Send a vector, a ranking or a picture, too, if the worker makes them. Yields before each step.
 
     Raises `EngineFault` if one ends otherwise than it should, `ModelFileError` if its results are
     not finite.
@@ -448,7 +453,9 @@ def proving(
         paths["pooling"] = SamplingParams(max_tokens=1)
     if ranker is not None:
         paths["ranking"] = SamplingParams(max_tokens=1)
-    tasks: dict[str, Task] = {"pooling": "vector", "ranking": "rank"}
+    if draws:
+        paths["picture"] = SamplingParams(max_tokens=1)
+    tasks: dict[str, Task] = {"pooling": "vector", "ranking": "rank", "picture": "picture"}
     for name, sampling in paths.items():
         core.add(
             Request(
@@ -459,6 +466,7 @@ def proving(
                     seed=1,
                     task=tasks.get(name, "tokens"),
                     ranking=None if ranker is None else blank(ranker, length),
+                    picture=PictureInput(0, 1, 2.0) if draws else None,
                 ),
                 cache_salt=_PROOF_SALT,
                 arrival=time.monotonic(),

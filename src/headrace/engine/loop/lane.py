@@ -74,7 +74,7 @@ class Lane:
         """Failures in a row."""
         self.prices = StepPrices(lambda tokens: GUESSED * tokens)
         """Seconds of steps, learned while several models are served."""
-        self._predict = predict
+        self.predict = predict
         self._last_estimate: tuple[int, int, Estimate] | None = None
         """(entries, step, estimate) of the latest step that only decoded and was estimated."""
         self._adapters = adapters
@@ -134,7 +134,7 @@ class Lane:
     def estimate(self, plan: StepPlan) -> Estimate | None:
         """Return the roofline's estimate of a plan. For a plan that decodes as many sequences as
         the last it hardly changes, so it is computed again only every few steps."""
-        if self._predict is None:
+        if self.predict is None:
             return None
         entries, before = len(plan.rows), self._last_estimate
         # The unit of another part is another amount of work: one image is no decoded token.
@@ -143,7 +143,7 @@ class Lane:
             known, number, estimate = before
             if known == entries and 0 < plan.number - number < PREDICTED_FOR:
                 return estimate
-        estimate = self._predict(plan)
+        estimate = self.predict(plan)
         self._last_estimate = (entries, plan.number, estimate) if decodes else None
         return estimate
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 
+from ...base.arch import ModelArch
 from ...base.config import Decision, EngineOptions
 from ...base.hardware import hardware
 from ...base.layout import Layout
@@ -58,34 +59,40 @@ def tensor_bytes(files: ModelFiles) -> tuple[dict[str, int], str]:
     return sizes, usual_format(formats, "float32")
 
 
-def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str) -> Case:
-    """Return the roofline's case of this model as its file stores it."""
-    skew = typical_skew(files.arch)
-    return Case(files.arch, stored_weights(files), dtype, kv_dtype, Layout(), skew)
+def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str, coded: bool = False) -> Case:
+    """Return the roofline's case of this model as its file stores it; `coded`: see
+    `stored_weights`."""
+    skew, weights = typical_skew(files.arch), stored_weights(files, coded=coded)
+    return Case(files.arch, weights, dtype, kv_dtype, Layout(), skew)
 
 
-def stored_weights(files: ModelFiles) -> WeightBytes:
-    """Return the bytes of the file's own tensors; of a Whisper those of its decoder, as it
-    serves."""
-    if (whisper := whisper_of(files)) is not None:
-        kinds = ("linear", "logits") if whisper.coded else ()
-        wide = whisper.files.file_bytes
-        sizes = (
-            (
-                one.purpose,
-                _layer_of(one.names[0]),
-                one.numbers * (CODED if one.role in kinds else wide),
-            )
-            for one in describe(files.arch).weights()
-        )
-        return from_roles(files.arch, sizes, "Q8_0" if whisper.coded else STORED[wide])
+def stored_weights(files: ModelFiles, *, coded: bool = False) -> WeightBytes:
+    """Return the bytes of the file's own tensors, or of all as they are served: of a Whisper's
+    decoder, and of a model whose products are made `coded` while they load."""
+    whisper = whisper_of(files)
+    if whisper is not None:
+        return _as_served(files.arch, whisper.files.file_bytes, coded=whisper.coded)
+    if coded:
+        return _as_served(files.arch, 4, coded=True)
     tensors, format = tensor_bytes(files)
-    assert any(re.search(r"layers?\.\d+\.", name) for name in tensors), "a model has layers"
+    numbered = (re.search(r"(layers?|blocks)\.\d+\.", name) for name in tensors)
+    assert any(numbered), "a model has layers"
     return from_tensors(files.arch, tensors, format)
 
 
+def _as_served(arch: ModelArch, wide: int, *, coded: bool) -> WeightBytes:
+    """Return the bytes of weights with `wide` bytes a number; `coded`: products have eight
+    bits."""
+    kinds = ("linear", "logits") if coded else ()
+    sizes = (
+        (one.purpose, _layer_of(one.names[0]), one.numbers * (CODED if one.role in kinds else wide))
+        for one in describe(arch).weights()
+    )
+    return from_roles(arch, sizes, "Q8_0" if coded else STORED[wide])
+
+
 def _layer_of(name: str) -> int | None:
-    layer = re.search(r"layers\.(\d+)\.", name)
+    layer = re.search(r"(?:layers|blocks)\.(\d+)\.", name)
     return int(layer[1]) if layer else None
 
 
@@ -97,7 +104,7 @@ def serving_types(files: ModelFiles) -> tuple[str, str]:
 
 
 def step_predictor(
-    files: ModelFiles, *, device: str, dtype: str, kv_dtype: str
+    files: ModelFiles, *, device: str, dtype: str, kv_dtype: str, coded: bool = False
 ) -> StepPredictor | None:
     """Return the roofline's predictor of plans, or None if the hardware is not known.
 
@@ -107,8 +114,16 @@ def step_predictor(
     known = this_hardware(device)
     if known is None:
         return None
-    model = StepModel(case_of(files, dtype=dtype, kv_dtype=kv_dtype), known)
+    model = StepModel(case_of(files, dtype=dtype, kv_dtype=kv_dtype, coded=coded), known)
     return StepPredictor(model)
+
+
+def drawing_seconds(predict: object) -> dict[str, float]:
+    """Return `face.ServingEngine.memory`'s prices of a model that draws; {} for another one, and on
+    hardware that is not known."""
+    if not isinstance(predict, StepPredictor) or not predict.draws:
+        return {}
+    return {f"step_seconds_{entries}": predict.drawing(entries).seconds for entries in (1, 2)}
 
 
 def draft_prices(predict: StepPredictor | None) -> StepPrices:
@@ -180,8 +195,22 @@ class StepPredictor:
         estimate = self._text(plan.first_part())
         return estimate._replace(seconds=estimate.seconds + spent)
 
+    @property
+    def draws(self) -> bool:
+        """Whether its model draws pictures."""
+        return self._model.case.arch.denoiser is not None
+
+    def drawing(self, entries: int) -> Estimate:
+        """Return the time and work of a step with so many entries of pictures."""
+        arch = self._model.case.arch
+        assert arch.denoiser is not None, "the model draws no pictures"
+        counts = [arch.denoiser.tokens] * entries
+        return self._model.estimate(compose(arch, [0] * entries, counts))
+
     def _text(self, plan: StepPlan) -> Estimate:
         arch = self._model.case.arch
+        if arch.denoiser is not None:
+            return self.drawing(plan.tokens // arch.denoiser.tokens)
         for admission in plan.admitted:
             self._pooling[admission.row] = not admission.spec.generates
             if arch.cross is not None:

@@ -25,6 +25,7 @@ from .build import BuildOrder, Built, LoadedEngine, OnPhase, build, finish, load
 from .controls import Controls
 from .core import Told
 from .executor import Executor
+from .prediction import drawing_seconds
 from .start import Beside, beside_of, keeping
 
 if TYPE_CHECKING:
@@ -290,6 +291,7 @@ class Models:
             "weight_bytes": float(built.facts.weight_bytes),
             "kv_bytes": float(built.memory.kv_bytes),
             "kv_tokens": float(built.memory.kv_tokens),
+            **drawing_seconds(built.core.lanes[0].predict),
         }
         return Ready(
             built.core.max_context,

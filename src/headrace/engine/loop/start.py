@@ -52,6 +52,10 @@ DRAFTS = MOST_DRAFTS
 """Drafts of a sequence and step: the products of eight rows cost two steps of one."""
 ENCODER_STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
 """An encoder streams nothing that a long step could hold up; many inputs go together."""
+_ON_CPU = {"rank": "a ranker", "picture": "a denoiser"}
+"""Models that one process on a CPU serves, by their task."""
+DRAWN = 256
+"""Patches of a step: the products' full speed, and a text beside them waits for few."""
 RANKED = 512
 """Candidates of a step: the products' full speed, and a text beside them waits for few."""
 
@@ -117,17 +121,19 @@ def resolve(
     if options.max_adapters and files.arch.task != "tokens":
         raise OptionError("an encoder takes no adapters", param="max_adapters")
     device, why = device_of(options.device, hardware)
-    if files.arch.ranker is not None and device != "cpu":
+    alone = _ON_CPU.get(files.arch.task)
+    if alone is not None and device != "cpu":
+        why = f"{alone} is served on a CPU only"
         if options.device != "auto":
-            raise OptionError("a ranker is served on a CPU only", param="device")
-        device, why = "cpu", "a ranker is served on a CPU only"
+            raise OptionError(why, param="device")
+        device = "cpu"
     decide("device", device, why)
     dtype = options.dtype
     if dtype == "auto":
         dtype, why = _dtype(device, hardware)
         decide("dtype", dtype, why)
-    if files.arch.ranker is not None:
-        options = _ranking(options, decide)
+    if alone is not None:
+        options = _of_one_process(options, files, alone, decide)
     if options.quantise == "none":
         options = replace(options, quantise="auto")
     if device == "cpu" and options.kernels in CPU_KERNELS:
@@ -205,15 +211,32 @@ def resolve(
     return Resolved(resolved, *known, draft, encoder, codec, beside)
 
 
-def _ranking(options: EngineOptions, decide: Callable[[str, Any, str], Any]) -> EngineOptions:
-    """Choose steps and products of a ranker. Raises `OptionError` for ranks."""
+def _of_one_process(
+    options: EngineOptions,
+    files: ModelFiles,
+    named: str,
+    decide: Callable[[str, Any, str], Any],
+) -> EngineOptions:
+    """Choose steps and products of a ranker or a denoiser. Raises `OptionError` for ranks, and for
+    steps that no picture fits into."""
     if Layout.parse(options.layout) != ONE:
-        raise OptionError("a ranker is served by one process: layout must be 1", param="layout")
+        raise OptionError(f"{named} is served by one process: layout must be 1", param="layout")
+    why = "candidates of a step: each has a score of its own, so a request is cut anywhere"
+    units = RANKED
+    if files.arch.denoiser is not None:
+        least = 2 * files.arch.denoiser.tokens
+        if options.step_tokens is not None and options.step_tokens < least:
+            raise OptionError(
+                f"step_tokens is {options.step_tokens}; a step of one picture with guidance has "
+                f"{least}",
+                param="step_tokens",
+            )
+        why = "patches of a step: those of a picture and its guidance, or of several small ones"
+        units = max(least, DRAWN)
     if options.step_tokens is None:
-        why = "candidates of a step: each has a score of its own, so a request is cut anywhere"
-        options = replace(options, step_tokens=decide("step_tokens", RANKED, why))
+        options = replace(options, step_tokens=decide("step_tokens", units, why))
     if options.quantise == "auto" and options.kernels in CPU_KERNELS:
-        why = "the dense layers are nearly all of a ranker's time; --quantise none keeps fp32"
+        why = f"the products are nearly all of the time of {named}; --quantise none keeps fp32"
         options = replace(options, quantise=decide("quantise", "int8", why))
     return options
 

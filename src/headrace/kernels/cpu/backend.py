@@ -23,7 +23,7 @@ from .operators import CpuOperators
 from .recoded import RECODED
 from .records import KINDS
 
-_KINDS = """embed norm add linear write attend gated activate multiply route experts
+_KINDS = """embed norm add linear write attend gated activate multiply modulate route experts
     part scale scatter window absorb unpack short_conv delta_rule ssm"""
 SERVED = frozenset(_KINDS.split())
 OUTSIDE_GGUF = {"float32", "float16", "bfloat16", "packed4", "packed8", "fp8"}

@@ -10,9 +10,10 @@ from ...base.graph import Node
 from ...base.ranking import BagsSpec
 from ..arrays import Array, address, contiguous, stride
 from ..prepared import Prepared
-from ..ranked import RankedRows, keeps_codes
+from ..ranked import PicturedRows, RankedRows, keeps_codes
 from ..weights import DenseWeight, LateWeight, PackedWeight, Weight
 from .emit import NOWHERE, Emitted, Matrix, filled, record
+from .fusion import rows_of
 from .panels import in_order, kind_of
 from .records import HEADER, KINDS, HrStep
 from .sources import table as table_of
@@ -42,6 +43,12 @@ def bags(node: Node, spec: BagsSpec, x: Sequence[Matrix], weights: Prepared, y: 
     return record("BAGS", *(x or [NOWHERE]), y, array, len(tables), size, spec.numbers)
 
 
+def given(node: Node, y: Matrix) -> Emitted:
+    """Emit the numbers that a step brings for all tokens, or for its sampled rows."""
+    (out,) = node.out
+    return record("BAGS", NOWHERE, y, None, 0, 0, out.width, rows_of(out))
+
+
 def _rows(weight: Weight) -> tuple[Array, Array | None, int, int, int]:
     """Return the first fields of `HrTable`."""
     size = weight.shape[1]
@@ -50,6 +57,14 @@ def _rows(weight: Weight) -> tuple[Array, Array | None, int, int, int]:
     assert isinstance(weight, DenseWeight), "the table was not prepared"
     row = stride(weight.data, 0) * weight.data.itemsize
     return weight.data, None, row, KINDS[kind_of(weight)], size
+
+
+def fill_pictured(step: HrStep, pictured: PicturedRows) -> None:
+    """Point a step to the numbers of its pictures."""
+    arrays = pictured.patches, pictured.times, pictured.labels
+    assert all(map(contiguous, arrays))
+    step.numbers, step.times, step.labels = map(address, arrays)
+    step.pictured = arrays
 
 
 def fill_ranked(step: HrStep, ranked: RankedRows) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...base.graph import AttentionSpec
+from ...base.graph import AttentionSpec, NormSpec
 from ..arrays import Array, address, aligned, contiguous, dtype_name, stride
 from ..key_bias import KeyBias
 from ..operators import KvLayer
@@ -39,6 +39,7 @@ from .records import (
     INDICES,
     KINDS,
     KV_KINDS,
+    ROWS_N,
     ROWS_R,
     SIX,
     STRUCTS,
@@ -219,13 +220,15 @@ def sample(logits: Matrix, vocab: int, tokens: npt.NDArray[np.int64]) -> Emitted
     return record("SAMPLE", logits, None, tokens, vocab)
 
 
-def embed(weight: Weight, scale: float, y: Matrix, index: str = "tokens") -> Emitted:
+def embed(
+    weight: Weight, scale: float, y: Matrix, index: str = "tokens", rows: int = ROWS_N
+) -> Emitted:
     """Emit a lookup of table rows; `index` names the step's numbers that select them: see
     `records.INDICES`."""
     assert isinstance(weight, BlockWeight | DenseWeight)
     row = stride(weight.data, 0) * weight.data.itemsize
     kind = KINDS[kind_of(weight)]
-    return record("EMBED", weight.data, row, y, scale, kind, *weight.shape, INDICES[index])
+    return record("EMBED", weight.data, row, y, scale, kind, *weight.shape, INDICES[index], rows)
 
 
 def scatter(y: Matrix, size: int, *, adds: bool = False) -> Emitted:
@@ -270,6 +273,26 @@ def layer_norm(
 ) -> Emitted:
     given = x, residual or NOWHERE, weight, bias, y or NOWHERE, q
     return record("LAYER_NORM", *given, eps, len(weight), rows)
+
+
+def adaptive_norm(
+    x: Matrix,
+    gains: Matrix,
+    shifts: Matrix,
+    spec: NormSpec,
+    y: Matrix | None,
+    q: HrQuantised,
+    size: int,
+) -> Emitted:
+    """Emit a layer norm of all tokens, whose gains and shifts [B, size] are those of entries."""
+    given = x, NOWHERE, gains.at, shifts.at, y or NOWHERE, q
+    assert spec.offset == 1.0, "gains are added to one"
+    return record("LAYER_NORM", *given, spec.eps, size, ROWS_N, 0, gains.stride, shifts.stride)
+
+
+def modulate(x: Matrix, factors: Matrix, y: Matrix, size: int) -> Emitted:
+    """Emit y += factor · x for all tokens, by factors [B, size] of entries."""
+    return record("MODULATE", x, factors, y, size)
 
 
 def quantise(

@@ -128,7 +128,7 @@ class Fusion:
         for index, node in enumerate(self._nodes):
             for value in node.out:
                 places[value] = value
-            if node.kind == "add":
+            if node.kind in ("add", "modulate"):
                 residual = node.reads[0]
                 again = any(at > index for at in self._graph.readers(residual))
                 if again or residual in self._results:

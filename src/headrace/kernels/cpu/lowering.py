@@ -18,6 +18,7 @@ from ...base.graph import (
     BagsSpec,
     EmbedSpec,
     ExpertsSpec,
+    GivenSpec,
     Graph,
     LinearSpec,
     Node,
@@ -121,7 +122,7 @@ class Lowering(Fusion):
         place = self._places[value]
         if place in self._before:
             return self._make_rows_apart(value)
-        rows, exchanged = self._rows_of(value), place in self._exchanged
+        rows, exchanged = _room_of(value), place in self._exchanged
         room = self._arena.floats(rows, place.width, exchanged=exchanged)
         self._floats[place] = self._made[place] = room
         return self._matrix(value)
@@ -135,15 +136,9 @@ class Lowering(Fusion):
         self._floats[place] = self._made[place] = room[before:]
         return self._matrix(value)
 
-    def _rows_of(self, value: Value) -> int:
-        """Return the rows of a value in the arena, which has room for those of a step."""
-        if value.rows.of(1_000) > 1_000:
-            raise Unrecordable("a value has more rows than the step")
-        return rows_of(value)
-
     def _make_codes(self, value: Value) -> HrQuantised:
         whole = self._full(value)
-        rows, exchanged = self._rows_of(value), whole in self._exchanged
+        rows, exchanged = _room_of(value), whole in self._exchanged
         self._codes[whole] = self._arena.codes(rows, whole.width, exchanged=exchanged)
         return self._codes[whole].columns(0 if whole is value else self._first[value])
 
@@ -244,8 +239,12 @@ class Lowering(Fusion):
         if isinstance(spec, BagsSpec):
             self._emit("bags", bags.bags(node, spec, x, self._weights, y))
             return
+        if isinstance(spec, GivenSpec):
+            self._emit("given", bags.given(node, y))
+            return
         assert isinstance(spec, EmbedSpec)
-        self._emit("embed", emit.embed(self._weight(node), spec.scale, y, spec.index))
+        given = self._weight(node), spec.scale, y, spec.index, rows_of(node.out[0])
+        self._emit("embed", emit.embed(*given))
 
     def _scatter(self, index: int, node: Node) -> None:
         spec = node.spec
@@ -260,8 +259,13 @@ class Lowering(Fusion):
         self._windows[node.out[0]] = node.spec
 
     def _norm(self, index: int, node: Node) -> None:
-        (x,), spec, residual = node.reads, node.spec, None
+        (x, *adaptive), spec, residual = node.reads, node.spec, None
         assert isinstance(spec, NormSpec)
+        if adaptive:
+            y, q = self._outputs(node.out[0], grain=x.width)
+            rows = list(map(self._matrix, node.reads))
+            self._emit("norm", emit.adaptive_norm(rows[0], rows[1], rows[2], spec, y, q, x.width))
+            return
         if index and self._norm_of(index - 1) is node and not self._is_summed(index - 1):
             residual, x = self._nodes[index - 1].reads
         (out,) = node.out
@@ -282,6 +286,11 @@ class Lowering(Fusion):
             given = self._matrix(x), self._matrix(residual), x.width, rows_of(x)
             factor = node.spec.scale if isinstance(node.spec, AddSpec) else 1.0
             self._emit("add", emit.add(*given, factor))
+
+    def _modulate(self, index: int, node: Node) -> None:
+        residual, x, factors = map(self._matrix, node.reads)
+        self._lies_as(node.out[0], node.reads[0])
+        self._emit("modulate", emit.modulate(x, factors, residual, node.out[0].width))
 
     def _scale(self, index: int, node: Node) -> None:
         (y,), spec = node.reads, node.spec
@@ -393,7 +402,7 @@ class Lowering(Fusion):
     def _attend(self, index: int, node: Node) -> None:
         spec = node.spec
         assert isinstance(spec, AttentionSpec)
-        if spec.bidirectional and self._is_kept(spec):
+        if spec.bidirectional and _is_kept(self._cache, spec):
             # Products with K and V in codes take less than half of those in fp32.
             qkv, made = self._matrix(node.reads[0]), self._outputs(node.out[0], grain=spec.size)
             self._emit("rope", emit.rope(self._kv(spec), qkv, spec, (), None))
@@ -412,12 +421,6 @@ class Lowering(Fusion):
         sinks = self._weights.vector(node.weights[0]) if node.weights else None
         given = self._kv(spec), self._matrix(node.reads[0]), *made, sinks
         self._emit("attention", emit.attention(*given, spec, rows_of(out), across=spec.across))
-
-    def _is_kept(self, spec: AttentionSpec) -> bool:
-        """Return whether the cache has room for K and V of bidirectional attention, which the
-        step's own tokens alone read."""
-        layers = self._cache.layers
-        return spec.layer in layers if isinstance(layers, Mapping) else False
 
     def _absorb(self, index: int, node: Node) -> None:
         given, y = list(map(self._matrix, node.reads)), self._make_floats(node.out[0])
@@ -491,6 +494,19 @@ class Lowering(Fusion):
         (out,) = node.out
         y = self._make_floats(out)
         self._emit("select", emit.select(self._matrix(node.reads[0]), y, out.width))
+
+
+def _room_of(value: Value) -> int:
+    """Return the rows of a value in the arena, which has room for those of a step."""
+    if value.rows.of(1_000) > 1_000:
+        raise Unrecordable("a value has more rows than the step")
+    return rows_of(value)
+
+
+def _is_kept(cache: KvCache, spec: AttentionSpec) -> bool:
+    """Return whether a cache has room for K and V of bidirectional attention, which the step's own
+    tokens alone read."""
+    return isinstance(cache.layers, Mapping) and spec.layer in cache.layers
 
 
 def _activation(node: Node | None) -> str | None:

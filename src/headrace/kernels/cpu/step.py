@@ -6,7 +6,7 @@ import ctypes
 
 from ..arrays import Array, address, contiguous, dtype_name, stride
 from ..operators import StepBatch
-from .bags import fill_ranked
+from .bags import fill_pictured, fill_ranked
 from .records import HrStep
 
 
@@ -38,6 +38,8 @@ def fill_step(step: HrStep, batch: StepBatch) -> HrStep:
         step.across = ctypes.addressof(step.seen)
     if batch.ranked is not None:
         fill_ranked(step, batch.ranked)
+    if batch.pictured is not None:
+        fill_pictured(step, batch.pictured)
     for slot, group in zip(step.groups, groups, strict=False):
         tables = group.tables
         assert dtype_name(tables) == "int32"

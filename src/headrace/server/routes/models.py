@@ -31,7 +31,9 @@ class ModelReply(TypedDict):
     parent: str | None
     max_model_len: int
     input_modalities: list[Literal["text", "audio", "image", "video"]]
-    task: NotRequired[Literal["transcription", "embedding", "recommendation", "program", "speech"]]
+    task: NotRequired[
+        Literal["transcription", "embedding", "recommendation", "program", "speech", "drawing"]
+    ]
     """Task of the model; absent: text generation."""
     licence: NotRequired[str]
     """Licence of the weights, if it is known."""
@@ -60,6 +62,13 @@ class AnthropicModels(TypedDict):
     has_more: bool
     first_id: str
     last_id: str
+
+
+_TASKS: dict[str, Literal["recommendation", "drawing"]] = {
+    "rank": "recommendation",
+    "picture": "drawing",
+}
+"""Tasks of models that make neither text nor vectors."""
 
 
 def describe(service: Service, name: str) -> ModelReply:
@@ -92,7 +101,7 @@ def describe(service: Service, name: str) -> ModelReply:
         "input_modalities": service.modalities,
     }
     if served.files.arch.task != "tokens":
-        reply["task"] = "embedding" if served.files.arch.ranker is None else "recommendation"
+        reply["task"] = _TASKS.get(served.files.arch.task, "embedding")
     if served.files.licence:
         reply["licence"] = served.files.licence
     return reply

@@ -110,7 +110,7 @@ async def _ranked(service: Service, read: Candidates, name: str, priority: int) 
         request_id=engine_id(name),
         priority=priority,
         task="rank",
-        ranking=read.ranking,
+        given=read.ranking,
     )
     try:
         async for delta in stream:

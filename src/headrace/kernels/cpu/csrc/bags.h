@@ -58,12 +58,13 @@ void bag_of(const HrTable& t, const HrBag& bag, int64_t which, float* y) {
 
 void op_bags(const HrBags& op, const hr::Work& work) {
   int64_t first, last;
-  work.share(work.step->n, &first, &last);
+  work.share(work.rows(op.rows), &first, &last);
+  const float* numbers = op.rows == HR_ROWS_N ? work.step->numbers : work.step->times;
   for (int64_t n = first; n < last; ++n) {
     float* y = op.y + n * op.y_stride;
     if (op.x) memcpy(y, op.x + n * op.x_stride, sizeof(float) * op.size);
     if (op.numbers)
-      memcpy(y + op.size, work.step->numbers + n * op.numbers, sizeof(float) * op.numbers);
+      memcpy(y + op.size, numbers + n * op.numbers, sizeof(float) * op.numbers);
     for (int32_t at = 0; at < op.count; ++at) {
       const HrTable& t = op.tables[at];
       const HrBag& bag = work.step->bags[t.bag];

@@ -20,10 +20,11 @@ namespace {
 
 void op_embed(const HrEmbed& op, const hr::Work& work) {
   int64_t first, last;
-  work.share(work.step->n, &first, &last);
+  work.share(work.rows(op.rows), &first, &last);
   const int64_t* index = op.index == HR_TOKENS      ? work.step->tokens
                          : op.index == HR_POSITIONS ? work.step->positions
-                                                    : work.step->types;
+                         : op.index == HR_TYPES     ? work.step->types
+                                                    : work.step->labels;
   for (int64_t n = first; n < last; ++n)
     hr::expand_row(op.kind, op.data + index[n] * op.row_bytes, op.size, op.scale,
                    op.y + n * op.y_stride);
@@ -54,6 +55,7 @@ void run(const HrRecord& record, const hr::Work& work) {
     HR_RUN(EMBED, op_embed)
     HR_RUN(SCATTER, op_scatter)
     HR_RUN(BAGS, op_bags)
+    HR_RUN(MODULATE, op_modulate)
     HR_RUN(NORM, op_norm)
     HR_RUN(QUANTISE, op_quantise)
     HR_RUN(LINEAR, op_linear)

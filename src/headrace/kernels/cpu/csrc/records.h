@@ -35,7 +35,7 @@ enum HrKind {
 enum HrActivation { HR_SILU = 0, HR_GELU_TANH = 1, HR_GELU = 2, HR_TANH = 3, HR_CLAMPED = 4,
                     HR_SIGMOID = 5, HR_RELU2 = 6, HR_RELU = 7, HR_IDENTITY = 8 };
 
-enum HrIndex { HR_TOKENS = 0, HR_POSITIONS = 1, HR_TYPES = 2 };  // which of a step's numbers
+enum HrIndex { HR_TOKENS = 0, HR_POSITIONS = 1, HR_TYPES = 2, HR_LABELS = 3 };  // of a step
 
 enum HrRows { HR_ROWS_N = 0, HR_ROWS_R = 1 };  // which count of the step bounds an op's rows
 
@@ -54,7 +54,7 @@ enum HrRows { HR_ROWS_N = 0, HR_ROWS_R = 1 };  // which count of the step bounds
   EACH(RECURRENCE, 30, HrRecurrence) EACH(MULTIPLY, 31, HrMultiply) \
   EACH(EXCHANGE, 32, HrExchange) EACH(AGREE, 33, HrAgree) EACH(LOWER, 34, HrHead) \
   EACH(HANDOVER, 35, HrHandover) EACH(EXPERTS_SUM, 36, HrExperts) \
-  EACH(SCATTER, 37, HrScatter) EACH(BAGS, 38, HrBags)
+  EACH(SCATTER, 37, HrScatter) EACH(BAGS, 38, HrBags) EACH(MODULATE, 39, HrModulate)
 
 enum HrCode {
 #define HR_EACH(NAME, CODE, STRUCT) HR_OP_##NAME = CODE,
@@ -164,7 +164,7 @@ typedef struct {
   int32_t vocab;         // rows of the table: every index is below it
   int32_t size;
   int32_t index;         // HrIndex
-  int32_t unused;
+  int32_t rows;          // HrRows
 } HrEmbed;
 
 // Embedding bags: bags.h.
@@ -188,8 +188,8 @@ typedef struct {          // y: the columns of x, then numbers of the step, then
   const HrTable* tables;
   int32_t count;          // of tables
   int32_t size;           // columns of x
-  int32_t numbers;        // how many of HrStep.numbers: all, or 0
-  int32_t unused;
+  int32_t numbers;        // how many of HrStep.numbers: all, or 0; over R rows, of HrStep.times
+  int32_t rows;           // HrRows
 } HrBags;
 
 typedef struct {          // bags of one table: ids of bag i from starts[i] to before starts[i + 1]
@@ -239,7 +239,19 @@ typedef struct {
   int32_t size;
   int32_t rows;
   int32_t unused;
+  int64_t weight_stride; // 0: one weight and bias for all rows; else row e of them is entry e's,
+  int64_t bias_stride;   //   and x is multiplied by 1 + weight
 } HrLayerNorm;
+
+typedef struct {         // y += factor · x, by the factors of each row's entry
+  const float* x;        // [N, size]
+  int64_t x_stride;
+  const float* factors;  // [B, size]
+  int64_t factors_stride;
+  float* y;
+  int64_t y_stride;
+  int64_t size;
+} HrModulate;
 
 typedef struct {
   const float* x;
@@ -644,6 +656,8 @@ typedef struct {
   const void* across;           // HrStep: the same tokens as they see inputs; null: none reads any
   const float* numbers;         // [N, ·]: dense features of each row of a ranking; null: no ranking
   const HrBag* bags;            // by feature of a ranking; null: no ranking
+  const int64_t* labels;        // [R]: class of each picture; null: no pictures
+  const float* times;           // [R, ·]: features of the time step of each picture; null: as labels
 } HrStep;
 
 typedef struct HrTeam HrTeam;

@@ -185,16 +185,33 @@ void op_norm(const HrNorm& op, const hr::Work& work) {
   }
 }
 
+// The entry of each row of N, for rows that ascend.
+struct Entries {
+  const int32_t* starts;
+  int64_t entry = 0;
+  HR_ALWAYS int64_t of(int64_t row) {
+    while (row >= starts[entry + 1]) ++entry;
+    return entry;
+  }
+};
+
 // y = (x − mean) / sqrt(variance + eps) · weight + bias; both sums over four chains of sixteen
-// lanes, the variance from the differences.
+// lanes, the variance from the differences. Weight and bias of all rows, or of the row's entry.
 void op_layer_norm(const HrLayerNorm& op, const hr::Work& work) {
   int64_t first, last;
   work.share(work.rows(op.rows), &first, &last);
   const auto total = [](const F (&chain)[4]) __attribute__((always_inline)) {
     return f_sum(f_add(f_add(chain[0], chain[1]), f_add(chain[2], chain[3])));
   };
+  Entries entries{work.step->query_starts};
+  const float *weight = op.weight, *bias = op.bias;
   for (int64_t row = first; row < last; ++row) {
     const float* x = op.x + row * op.x_stride;
+    if (op.weight_stride) {
+      const int64_t entry = entries.of(row);
+      weight = op.weight + entry * op.weight_stride;
+      bias = op.bias + entry * op.bias_stride;
+    }
     if (op.residual) {
       float* residual = op.residual + row * op.residual_stride;
       for (int64_t i = 0; i < op.size; i += 16)
@@ -228,9 +245,10 @@ void op_layer_norm(const HrLayerNorm& op, const hr::Work& work) {
       float v[32 * kUnitsAtOnce];
       for (int64_t j = 0; j < n; j += 16) {
         const int64_t at = i + j, room = op.size - at;
-        const F to = f_fma(f_mul(f_sub(f_tail(x + at, room), mean), scale),
-                           f_tail(op.weight + at, room),
-                           op.bias ? f_tail(op.bias + at, room) : f_zero());
+        F gain = f_tail(weight + at, room);
+        if (op.weight_stride) gain = f_add(gain, f_set(1.0f));
+        const F to = f_fma(f_mul(f_sub(f_tail(x + at, room), mean), scale), gain,
+                           bias ? f_tail(bias + at, room) : f_zero());
         if (op.q.six) f_store(v + j, to);
         if (y) f_store_tail(y + at, to, room);
       }
@@ -305,6 +323,22 @@ void op_add(const HrRowsOp& op, const hr::Work& work) {
     for (int64_t i = 0; i < op.size; i += 16)
       f_store_tail(y + i, f_fma(factor, f_tail(x + i, op.size - i), f_tail(y + i, op.size - i)),
                    op.size - i);
+  }
+}
+
+void op_modulate(const HrModulate& op, const hr::Work& work) {
+  int64_t first, last;
+  work.share(work.step->n, &first, &last);
+  Entries entries{work.step->query_starts};
+  for (int64_t row = first; row < last; ++row) {
+    const float* x = op.x + row * op.x_stride;
+    const float* factors = op.factors + entries.of(row) * op.factors_stride;
+    float* y = op.y + row * op.y_stride;
+    for (int64_t i = 0; i < op.size; i += 16) {
+      const int64_t left = op.size - i;
+      f_store_tail(y + i, f_fma(f_tail(factors + i, left), f_tail(x + i, left), f_tail(y + i, left)),
+                   left);
+    }
   }
 }
 

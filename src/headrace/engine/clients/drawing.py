@@ -1,0 +1,174 @@
+"""Pictures of a class: the fields of a request, checked, and its pictures as they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...base.denoising import (
+    MOST_GUIDANCE,
+    MOST_PARTIAL,
+    MOST_PICTURES,
+    Denoiser,
+    PictureInput,
+)
+from ...base.errors import EngineFault, InvalidRequest
+from ...base.modelfiles import ModelFiles
+from ...base.names import nearest
+from ...base.outputs import PictureOutput
+from ...base.request import OutputDelta
+from ...base.sampling import SamplingParams
+from ...media.png import png
+from .face import OutputStream, ServingEngine
+from .input import resolve_seed
+
+STEPS, GUIDANCE = 20, 4.0
+"""Steps and guidance of a request that names none."""
+
+
+class PictureOrder(NamedTuple):
+    """Pictures that are wanted, verified against the model."""
+
+    label: int
+    seed: int
+    wishes: tuple[PictureInput, ...]
+    """One for each picture."""
+
+    @property
+    def entries(self) -> int:
+        """Entries of all its steps: each runs the model on all patches of a picture."""
+        return sum(one.steps * one.entries for one in self.wishes)
+
+
+def denoiser_of(files: ModelFiles, name: str) -> Denoiser:
+    """Return the shape of a model that draws. Raises `InvalidRequest` for another model."""
+    if files.arch.denoiser is None:
+        raise InvalidRequest(
+            f"{name} draws no pictures; a folder of a class-conditional denoiser is needed",
+            param="model",
+            code="unsupported_model",
+        )
+    return files.arch.denoiser
+
+
+def read_drawing(
+    files: ModelFiles,
+    denoiser: Denoiser,
+    label: str,
+    *,
+    n: int | None = None,
+    size: str | None = None,
+    seed: int | None = None,
+    steps: int | None = None,
+    guidance: float | None = None,
+    partial: int | None = None,
+) -> PictureOrder:
+    """Check the fields of a request; None for the default of each. `label`: a class's name, or its
+    number; `size`: ROWSxCOLUMNS. Raises `InvalidRequest`, which names the field."""
+    most, one = denoiser.solver.most, f"{denoiser.size}x{denoiser.size}"
+    if size not in (None, "auto", one):
+        raise InvalidRequest(
+            f"size is {size!r:.40}; this model draws pictures of {one} alone, or auto", param="size"
+        )
+    count = _within("n", n, 1, MOST_PICTURES, 1)
+    steps = _within("steps", steps, 1, most, min(STEPS, most))
+    partial = _within("partial_images", partial, 0, MOST_PARTIAL, 0)
+    factor = GUIDANCE if guidance is None else guidance
+    if not 0 <= factor <= MOST_GUIDANCE:
+        raise InvalidRequest(
+            f"guidance is {factor:g}; allowed: from 0 to {MOST_GUIDANCE:g}; at most 1: none",
+            param="guidance",
+        )
+    number = _label(files, denoiser, label)
+    wishes = (PictureInput(number, steps, factor, choice, partial) for choice in range(count))
+    return PictureOrder(number, resolve_seed(seed), tuple(wishes))
+
+
+def _within(name: str, value: int | None, low: int, high: int, default: int) -> int:
+    if value is None:
+        return default
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}; allowed: from {low} to {high}", param=name)
+    return value
+
+
+def _label(files: ModelFiles, denoiser: Denoiser, label: str) -> int:
+    """Return the number of a class by its name or number."""
+    text = label.strip().lower()
+    number = files.labels.get(text)
+    if number is None and text.isascii() and text.isdecimal() and len(text) < 8:
+        number = int(text)
+    if number is not None and number < denoiser.classes:
+        return number
+    known = f"a number from 0 to {denoiser.classes - 1}"
+    if files.labels:
+        known = f"a name of a class such as {next(iter(files.labels))!r:.40}, or {known}"
+    raise InvalidRequest(
+        f"no class {label!r:.80}; allowed: {known}{nearest(text, files.labels)}",
+        param="prompt",
+        code="unknown_label",
+    )
+
+
+def predicted(engine: ServingEngine, order: PictureOrder) -> float | None:
+    """Price pictures before their first step, each as if it were alone; None if the engine does not
+    know its hardware."""
+    prices = [engine.memory.get(f"step_seconds_{one.entries}") for one in order.wishes]
+    known = [price for price in prices if price is not None]
+    if len(known) < len(prices):
+        return None
+    return sum(one.steps * price for one, price in zip(order.wishes, known, strict=True))
+
+
+def submit(
+    engine: ServingEngine,
+    order: PictureOrder,
+    names: Sequence[str],
+    *,
+    whole: bool,
+    priority: int = 0,
+) -> list[OutputStream]:
+    """Send a request for each picture, under these names."""
+    streams: list[OutputStream] = []
+    try:
+        for name, wish in zip(names, order.wishes, strict=True):
+            options: dict[str, Any] = {"task": "picture", "given": wish, "priority": priority}
+            sampling = SamplingParams(seed=order.seed)
+            given = [order.label], sampling
+            streams.append(engine.submit(*given, request_id=name, whole=whole, **options))
+    except BaseException:
+        for stream in streams:
+            stream.cancel()
+        raise
+    return streams
+
+
+class PictureFile(NamedTuple):
+    """A picture that has come."""
+
+    number: int
+    png: bytes
+    step: int
+    final: bool
+
+
+async def drawn(
+    denoiser: Denoiser, deltas: AsyncIterator[tuple[int, OutputDelta]]
+) -> AsyncIterator[PictureFile]:
+    """Yield pictures from (index of a request, its delta). Raises `EngineFault`."""
+    async for index, delta in deltas:
+        if isinstance(delta.output, PictureOutput):
+            final, step = delta.finish_reason is not None, delta.output.step
+            yield PictureFile(index, file_of(denoiser, delta.output), step, final)
+        elif delta.finish_reason is not None:
+            raise EngineFault("a picture ended before its last step")
+
+
+def file_of(denoiser: Denoiser, picture: PictureOutput) -> bytes:
+    """Return a picture as a PNG: -1 is black and 1 is white, as diffusers writes it."""
+    shape = denoiser.channels, denoiser.size, denoiser.size
+    values = np.frombuffer(picture.values, np.float32).reshape(shape).transpose(1, 2, 0)
+    shades = (np.clip(values / 2 + 0.5, 0, 1) * 255).round().astype(np.uint8)
+    return png(shades)

@@ -1,0 +1,190 @@
+"""Route `/v1/images/generations`: pictures of a class, in OpenAI's form."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from ...base.denoising import MOST_GUIDANCE, MOST_PARTIAL, MOST_PICTURES, Denoiser
+from ...base.errors import InvalidRequest
+from ...engine.clients.drawing import (
+    PictureOrder,
+    denoiser_of,
+    drawn,
+    predicted,
+    read_drawing,
+    submit,
+)
+from ..caller import engine_id
+from ..connection import EventStream, while_connected
+from ..entry import entered
+from ..fields import Body, Integer, inert, unsupported
+from ..generation import Usage, deltas
+from ..openapi import replies, takes
+from ..service import Service
+from ..wire import json_response, named_frame
+
+BEGINS = "image_generation"
+"""Beginning of the names of a stream's events."""
+
+
+class ImagesBody(Body):
+    model: str | None = Field(None, description="Served name; null: the served model.")
+    prompt: str = Field(max_length=1000, description="Name or number of a class of the model.")
+    n: Integer | None = Field(None, description=f"Pictures, from 1 to {MOST_PICTURES}.")
+    size: str | None = Field(
+        None, max_length=40, description="auto, or the one size that the model draws, as 8x8."
+    )
+    seed: Integer | None = Field(None, ge=0, description="Same seed, same pictures.")
+    steps: Integer | None = Field(
+        None, description="Denoising steps, from 1 to those of the model's training; null: 20."
+    )
+    guidance: float | None = Field(
+        None,
+        description=f"Weight of the class, from 0 to {MOST_GUIDANCE:g}; at most 1: half the work, "
+        "without guidance; null: 4.",
+    )
+    response_format: Literal["b64_json"] | None = Field(
+        None, description="Pictures come in the answer alone."
+    )
+    output_format: Literal["png"] | None = None
+    stream: bool | None = Field(None, description="Pictures as events; with n of 1 alone.")
+    partial_images: Integer | None = Field(
+        None, description=f"Unfinished pictures of a stream, from 0 to {MOST_PARTIAL}."
+    )
+    priority: Integer | None = Field(
+        None, ge=-(2**31), lt=2**31, description="Lower runs first (policy priority)."
+    )
+    request_id: str | None = Field(None, max_length=128, pattern=r"^[\x21-\x7e]+$")
+    background: Any = unsupported("auto", "opaque")
+    style: Any = unsupported()
+    output_compression: Any = unsupported(100)
+    quality: Any = inert("a class has one quality; steps and guidance change it")
+    moderation: Any = inert("no model served here judges pictures")
+    user: Any = inert("nothing is kept about users")
+
+
+class ImageData(TypedDict):
+    b64_json: str
+
+
+class ImagesUsage(TypedDict):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    denoising_steps: int
+    predicted_seconds: float | None
+
+
+class ImagesReply(TypedDict):
+    created: int
+    data: list[ImageData]
+    output_format: str
+    size: str
+    seed: int
+    usage: ImagesUsage
+
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post("/v1/images/generations", responses=replies(ImagesReply, stream=True))
+@takes(ImagesBody)
+async def generations(request: Request) -> Response:
+    """Draw pictures of a class. `usage` has the patches that all steps compute, and the seconds
+    that the roofline priced them at before the first; null on a machine that it does not know."""
+    service, body = await entered(request, ImagesBody)
+    service.check_model(body.model)
+    files = service.engine.files
+    denoiser = denoiser_of(files, service.name)
+    if body.partial_images and not body.stream:
+        raise InvalidRequest("partial_images needs stream", param="partial_images")
+    if body.stream and body.n not in (None, 1):
+        raise InvalidRequest("a stream has one picture: n must be 1", param="n")
+    order = read_drawing(
+        files,
+        denoiser,
+        body.prompt,
+        n=body.n,
+        size=body.size,
+        seed=body.seed,
+        steps=body.steps,
+        guidance=body.guidance,
+        partial=body.partial_images,
+    )
+    seconds = predicted(service.engine, order)
+    request.scope["headrace.usage"] = usage = Usage(service.name)
+    usage.known_prompt(0, 1)
+    usage.completion = order.entries * denoiser.tokens
+    about = _about(denoiser, order, usage, seconds)
+    name = f"img-{body.request_id or request.scope['headrace.request_id']}"
+    work = _OrderedPictures(service, denoiser, order, name, body.priority or 0)
+    if body.stream:
+        return EventStream(_events(work, about), keep_alive=service.keep_alive)
+    found = await while_connected(request.receive, work.all())
+    return json_response({"created": int(time.time()), "data": found, **about})
+
+
+def _about(
+    denoiser: Denoiser, order: PictureOrder, usage: Usage, seconds: float | None
+) -> dict[str, Any]:
+    counted = {
+        "input_tokens": usage.prompt,
+        "output_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "denoising_steps": sum(one.steps for one in order.wishes),
+        "predicted_seconds": seconds,
+    }
+    size = f"{denoiser.size}x{denoiser.size}"
+    return {"output_format": "png", "size": size, "seed": order.seed, "usage": counted}
+
+
+class _OrderedPictures:
+    """The pictures of one request, which end when their reader leaves."""
+
+    def __init__(
+        self, service: Service, denoiser: Denoiser, order: PictureOrder, name: str, priority: int
+    ) -> None:
+        self._service, self._denoiser, self._order = service, denoiser, order
+        self._name, self._priority = name, priority
+
+    def _deltas(self, *, whole: bool) -> Any:
+        names = [engine_id(f"{self._name}-{at}") for at in range(len(self._order.wishes))]
+        given = self._service.engine, self._order, names
+        streams = submit(*given, whole=whole, priority=self._priority)
+        return deltas(streams)
+
+    async def all(self) -> list[dict[str, str]]:
+        """Return all finished pictures, in their order."""
+        found: dict[int, str] = {}
+        async with aclosing(self._deltas(whole=True)) as parts:
+            async for one in drawn(self._denoiser, parts):
+                found[one.number] = base64.b64encode(one.png).decode()
+        return [{"b64_json": found[at]} for at in range(len(found))]
+
+    async def pieces(self) -> AsyncGenerator[tuple[bool, str]]:
+        """Yield (whether it is finished, picture) of the one picture."""
+        async with aclosing(self._deltas(whole=False)) as parts:
+            async for one in drawn(self._denoiser, parts):
+                yield one.final, base64.b64encode(one.png).decode()
+
+
+async def _events(work: _OrderedPictures, about: dict[str, Any]) -> AsyncGenerator[bytes]:
+    usage, place = about.pop("usage"), 0
+    async with aclosing(work.pieces()) as pieces:
+        async for final, picture in pieces:
+            kind = "completed" if final else "partial_image"
+            event: dict[str, Any] = {"type": f"{BEGINS}.{kind}", "b64_json": picture}
+            event |= {"created_at": int(time.time()), **about}
+            event |= {"usage": usage} if final else {"partial_image_index": place}
+            place += 1
+            yield named_frame(f"{BEGINS}.{kind}", event)
