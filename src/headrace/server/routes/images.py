@@ -27,7 +27,7 @@ from ...engine.clients.drawing import (
 from ..caller import engine_id
 from ..connection import EventStream, while_connected
 from ..entry import entered
-from ..fields import Body, Integer, inert, unsupported
+from ..fields import Body, Integer
 from ..generation import Usage, deltas
 from ..openapi import replies, takes
 from ..service import Service
@@ -37,7 +37,7 @@ BEGINS = "image_generation"
 """Beginning of the names of a stream's events."""
 
 
-class ImagesBody(Body):
+class ImagesBody(Body, neglects="images"):
     model: str | None = Field(None, description="Served name; null: the served model.")
     prompt: str = Field(max_length=1000, description="Name or number of a class of the model.")
     n: Integer | None = Field(None, description=f"Pictures, from 1 to {MOST_PICTURES}.")
@@ -65,12 +65,6 @@ class ImagesBody(Body):
         None, ge=-(2**31), lt=2**31, description="Lower runs first (policy priority)."
     )
     request_id: str | None = Field(None, max_length=128, pattern=r"^[\x21-\x7e]+$")
-    background: Any = unsupported("auto", "opaque")
-    style: Any = unsupported()
-    output_compression: Any = unsupported(100)
-    quality: Any = inert("a class has one quality; steps and guidance change it")
-    moderation: Any = inert("no model served here judges pictures")
-    user: Any = inert("nothing is kept about users")
 
 
 class ImageData(TypedDict):
