@@ -107,6 +107,12 @@ class Scheduler:
         return self._roster.pressure
 
     @property
+    def streams(self) -> int:
+        """Sequences that decode and are read token by token: none of a text that is read whole."""
+        whole = self._encodings is not None and self._encodings.shape.whole
+        return 0 if whole else self._roster.pressure[0]
+
+    @property
     def in_flight(self) -> int:
         """Plans whose results are not there."""
         return len(self._flights)

@@ -105,7 +105,7 @@ class EngineCore:
         self._arbiter.leave(model)
         del self.lanes[model]
         if len(self.lanes) == 1:
-            self.first.share(alone=True)
+            self.first.share(None)
         return lane
 
     @property
@@ -232,7 +232,8 @@ class EngineCore:
         working = [model for model, lane in lanes.items() if lane.scheduler.has_work]
         for model in self._arbiter.order(working):
             lane = lanes[model]
-            lane.share(alone=len(working) == 1)
+            others = [lanes[one].bearable for one in working if one != model]
+            lane.share(min(others, default=None))
             plan = lane.scheduler.schedule()
             if plan is not None:
                 return model, plan
