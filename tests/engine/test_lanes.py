@@ -133,7 +133,7 @@ def test_prompts_come_in_small_steps_while_another_model_has_work() -> None:
 def priced(token: float, *, streams: int, keeps: bool = True) -> Lane:
     """A lane with a prompt and `streams`, whose steps take `token` seconds a token."""
     planner: Any = SimpleNamespace(
-        pressure=(streams, 100), streams=streams, waiting=0, room=StepRoom(4096, 1, keeps)
+        pressure=(streams, 100), read_whole=False, waiting=0, room=StepRoom(4096, 1, keeps)
     )
     lane = Lane(planner, LateExecutor(FakeWorker(), Clock()))
     for exponent in range(12):
@@ -144,7 +144,7 @@ def priced(token: float, *, streams: int, keeps: bool = True) -> Lane:
 
 @pytest.mark.parametrize(("step", "borne"), [(0.004, 0.01), (0.02, 0.02), (1.0, 0.05)])
 def test_others_steps_are_as_short_as_a_stream_bears(step: float, borne: float) -> None:
-    """As long as the stream's own, in bounds: what keeps nothing is cut there, and texts, whose
+    """Work that keeps nothing is cut at the time of the stream's own steps, in bounds; texts, whose
     steps read all weights, at 50 ms."""
     stream = priced(step, streams=1)
     assert stream.bearable == pytest.approx(borne, rel=0.05)

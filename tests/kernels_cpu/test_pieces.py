@@ -80,7 +80,7 @@ def test_items_take_turns(operators: CpuOperators, weights: Prepared) -> None:
     sizes = (60, 34, 12)
     wanted = {units: alone(pieces, units) for units in sizes}
     items = {units: pieces.begin(step(units), features(units)) for units in sizes}
-    order = [60, 34, 60, 12, 34, 60, 34]  # 12 gets no further.
+    order = [60, 34, 60, 12, 34, 60, 34, 60, 34, 60, 34]  # 12 gets no further.
     found: dict[int, np.ndarray] = {}
     done = dict.fromkeys(sizes, 0)
     for units in order:

@@ -76,6 +76,8 @@ class Scheduler:
         self._requests: dict[str, list[Work]] = {}
         """Live work of each request."""
         self._encodings = encodings
+        self.read_whole = encodings is not None and encodings.shape.whole
+        """Whether texts are read whole, and none token by token."""
         self._roster = Roster(limits, kv, self.resources, encodings)
         self.room = StepRoom.of(limits, keeps=bool(kv.groups))
         self._flights: deque[Flight] = deque()
@@ -105,12 +107,6 @@ class Scheduler:
     def pressure(self) -> tuple[int, int]:
         """Sequences that decode, and tokens of admitted prompts that are still to be computed."""
         return self._roster.pressure
-
-    @property
-    def streams(self) -> int:
-        """Sequences that decode and are read token by token: none of a text that is read whole."""
-        whole = self._encodings is not None and self._encodings.shape.whole
-        return 0 if whole else self._roster.pressure[0]
 
     @property
     def in_flight(self) -> int:

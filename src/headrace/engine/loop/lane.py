@@ -52,7 +52,7 @@ class Planner(Protocol):
     @property
     def pressure(self) -> tuple[int, int]: ...
     @property
-    def streams(self) -> int: ...
+    def read_whole(self) -> bool: ...
 
 
 class Lane:
@@ -126,10 +126,10 @@ class Lane:
     def bearable(self) -> float:
         """Most seconds of a step of another model while this one has work: those of its own steps,
         whose tokens are read one by one, in bounds; without such the most."""
-        streams = self.scheduler.streams
-        if not streams or not self.prices.known:
+        decodes, _ = self.scheduler.pressure
+        if self.scheduler.read_whole or not decodes or not self.prices.known:
             return STEP_SECONDS
-        return min(STEP_SECONDS, max(LEAST_SHARED, self.prices.seconds(streams)))
+        return min(STEP_SECONDS, max(LEAST_SHARED, self.prices.seconds(decodes)))
 
     def share(self, seconds: float | None) -> None:
         """Bound the next step: other models that have work bear so many `seconds` of it; None:
