@@ -133,7 +133,7 @@ def test_prompts_come_in_small_steps_while_another_model_has_work() -> None:
 def priced(token: float, *, streams: int, keeps: bool = True) -> Lane:
     """A lane with a prompt and `streams`, whose steps take `token` seconds a token."""
     planner: Any = SimpleNamespace(
-        pressure=(streams, 100), read_whole=False, waiting=0, room=StepRoom(4096, 1, keeps)
+        pressure=(streams, 100), streams=True, waiting=0, room=StepRoom(4096, 1, keeps)
     )
     lane = Lane(planner, LateExecutor(FakeWorker(), Clock()))
     for exponent in range(12):

@@ -52,7 +52,7 @@ class Planner(Protocol):
     @property
     def pressure(self) -> tuple[int, int]: ...
     @property
-    def read_whole(self) -> bool: ...
+    def streams(self) -> bool: ...
 
 
 class Lane:
@@ -127,7 +127,7 @@ class Lane:
         """Most seconds of a step of another model while this one has work: those of its own steps,
         whose tokens are read one by one, in bounds; without such the most."""
         decodes, _ = self.scheduler.pressure
-        if self.scheduler.read_whole or not decodes or not self.prices.known:
+        if not self.scheduler.streams or not decodes or not self.prices.known:
             return STEP_SECONDS
         return min(STEP_SECONDS, max(LEAST_SHARED, self.prices.seconds(decodes)))
 
