@@ -75,6 +75,10 @@ class MotionFilter:
             self._cells, self._passed = cells, now
         return not still
 
+    def forget(self) -> None:
+        """Let the next picture pass."""
+        self._cells = None
+
 
 def _brightness(pixels: Codes) -> Array:
     """Return the mean brightness of the cells [at most 16, at most 16] of a picture, of 1."""
