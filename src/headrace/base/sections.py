@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-Row = TypeVar("Row")
+Parsed = TypeVar("Parsed")
 
 
 def read_sections(path: Path) -> list[tuple[str, str, str]]:
@@ -21,7 +21,7 @@ def read_sections(path: Path) -> list[tuple[str, str, str]]:
     return list(zip(found[::3], found[1::3], bodies, strict=True))
 
 
-def read_rows(path: Path, read: Callable[[str], Row]) -> list[Row]:
+def read_rows(path: Path, read: Callable[[str], Parsed]) -> list[Parsed]:
     """Read each line that is neither empty nor a comment, which begins with `#`. Raises
     `ValueError` that names the line."""
     found = []

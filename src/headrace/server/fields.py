@@ -63,7 +63,7 @@ def _neglected(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
         names, said = row.split(" | ")
         if said.startswith("["):
             neutral = [None, *any_json(said)]
-            extra = {"x-headrace-neutral": neutral, "enum": neutral}
+            extra: dict[str, Any] = {"x-headrace-neutral": neutral, "enum": neutral}
             words = f"Not supported: only {', '.join(map(repr, neutral))} is accepted."
         else:
             extra = {"x-headrace-inert": said}
