@@ -23,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..base.errors import DeadlineMissed, HeadraceError, InvalidRequest, NotFound, Overloaded
 from ..base.foreign import Undecodable, any_json, json_reader
 from ..base.tiling import Reducing
-from ..engine.programs.cameras import CaptureClock, MotionFilter, PictureInput
+from ..engine.programs.cameras import CameraInput, CaptureClock, MotionFilter
 from ..engine.programs.ocr import OcrPipeline, pipeline_names
 from ..media import decode_picture
 from ..programs.confined import MOST_REGION
@@ -207,7 +207,7 @@ class Camera:
         self._engine = session.ocr.engine
         self._deadline = body.deadline or body.period
         self._pipeline: OcrPipeline | None = None
-        self._input: PictureInput | None = None
+        self._input: CameraInput | None = None
         if body.model in pipeline_names(self._engine.programs):
             if body.format == "tensor" or body.outputs:
                 wrong = f"{body.model} reads pictures and answers lines"
@@ -215,7 +215,7 @@ class Camera:
             self._pipeline = session.ocr.find(body.model)
         else:
             self._program = self._engine.find(body.model)
-            self._input = PictureInput.of(
+            self._input = CameraInput.of(
                 self._program,
                 body.size,
                 scale=body.scale,

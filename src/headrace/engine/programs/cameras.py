@@ -91,7 +91,7 @@ def _brightness(pixels: Codes) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class PictureInput:
+class CameraInput:
     """The one picture that a program takes."""
 
     port: Port
@@ -115,7 +115,7 @@ class PictureInput:
         mean: Sequence[float] = (0, 0, 0),
         std: Sequence[float] = (1, 1, 1),
         reversed: bool = False,
-    ) -> PictureInput:
+    ) -> CameraInput:
         """Find a program's picture. `size`: height and width, if the program leaves them open;
         `scale`, `mean`, `std`: an element is (code · scale - mean) / std, of 1/255 for floats.
 
