@@ -113,6 +113,30 @@ async def test_weights_that_change_are_seen_and_replaced(engine: ProgramEngine) 
     assert read("headrace_program_mode", {"model_name": "weighted"}) == 0
 
 
+async def test_runs_that_wait_are_not_answered_in_safe_mode(engine: ProgramEngine) -> None:
+    """They came before, and would begin after."""
+    guard = guard_of(engine)
+    waiting = [asyncio.ensure_future(run(engine)) for _ in range(200)]
+    while engine.executor.running == 0:
+        await asyncio.sleep(0)
+    guard._move(Mode.SAFE, "a trial")
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert sum(isinstance(one, Overloaded) for one in found) >= 199
+
+
+async def test_tests_that_are_asked_for_end_no_mode_early(
+    engine: ProgramEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard_module, "HOLD_SECONDS", 60.0)
+    guard = guard_of(engine)
+    guard._move(Mode.SAFE, "a trial")
+    for _ in range(4):
+        assert await guard.test()
+    assert guard.mode is Mode.SAFE
+    monkeypatch.setattr(guard_module, "HOLD_SECONDS", 0.0)
+    await until(guard, Mode.NORMAL)
+
+
 async def test_bytes_that_change_are_not_trusted_again(engine: ProgramEngine) -> None:
     """The bytes from which a process is started again: a scrub sees them, and no test heals it."""
     program, guard = engine.programs["weighted"], guard_of(engine)

@@ -28,6 +28,7 @@ from headrace.base.shares import Shares
 from headrace.engine.programs.cameras import CaptureClock, MotionFilter
 from headrace.engine.programs.engine import ProgramEngine
 from headrace.engine.programs.files import program_files
+from headrace.engine.programs.guard import Mode
 from headrace.programs import ProgramLimits
 from headrace.server import session as session_module
 from headrace.server.app import Application, create_app
@@ -236,6 +237,23 @@ async def test_what_does_not_move_is_not_run(engine: ProgramEngine) -> None:
         assert kinds == [answer, still, answer, answer, still]
 
 
+async def test_a_change_that_was_not_answered_is_run_again(engine: ProgramEngine) -> None:
+    """A frame that moved and failed is not what later ones are compared with."""
+    async with cameras(engine) as (_, client):
+        fields = {"model": "mean", "format": "picture", "size": [30, 40]}
+        await client.open(**fields, deadline=30, period=1, motion=0.05, refresh=5)
+        await client.frame(picture(51))
+        assert (await client.event())["type"] == "camera.answer"
+        guard = engine.programs["mean"].guard
+        guard.mode = Mode.SAFE
+        await client.frame(picture(120))
+        assert (await client.event())["error"]["code"] == "program_safe"
+        guard.mode = Mode.NORMAL
+        for kind in ("camera.answer", "camera.still"):
+            await client.frame(picture(120))
+            assert (await client.event())["type"] == kind
+
+
 def test_a_picture_passes_for_motion_and_after_a_while() -> None:
     motion = MotionFilter(0.02, 1.0)
     grey = np.full((480, 640, 3), 100, np.uint8)
@@ -296,6 +314,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"deadline": -1}, "deadline"),
     ({"motion": 0.1}, "motion is of pictures"),
     ({"std": [1.0, 0.0, 1.0]}, "std must not be 0"),
+    ({"std": [1.0, 1e-320, 1.0]}, "std must not be 0"),
+    ({"mean": [0.0, 0.0, 1e300]}, "mean"),
     ({"mean": [1.0]}, "mean must have at least 3"),
     ({"outputs": ["q"]}, "no output 'q'; the outputs are: y, big"),
     ({"format": "film"}, "format"),
@@ -346,8 +366,9 @@ async def test_wrong_events_are_answered(engine: ProgramEngine) -> None:
         await client.frame(b"short", sequence=2)
         failed = await client.event()
         assert (failed["type"], failed["error"]["param"]) == ("camera.failed", "frame")
-        await client.frame(sequence=2)
-        assert (await client.event("error"))["error"]["code"] == "frame_repeated"
+        for number in (2, 1):  # One that is late, or is sent again, replaces nothing newer.
+            await client.frame(sequence=number)
+            assert (await client.event("error"))["error"]["code"] == "frame_repeated"
         await client.frame(sequence=3)
         assert (await client.event("camera.answer"))["sequence"] == 3
 
@@ -360,6 +381,32 @@ async def test_a_picture_that_is_none_fails_its_frame_alone(engine: ProgramEngin
             assert (await client.event("camera.failed"))["error"]["param"] == "frame"
         await client.frame(picture(51))
         assert (await client.event("camera.answer"))["sequence"] == 3
+
+
+async def test_a_frame_that_is_refused_leaves_its_camera(
+    engine: ProgramEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frame that waited gave way to one for which there is no memory."""
+    async with cameras(engine) as (app, client):
+        await client.open(model="mean", format="picture", size=[30, 40], deadline=30, period=1)
+        app.state.service.bodies._shares = Shares(200_000, "as many bytes as are allowed")
+        decoders, refused = app.state.service.decoders, asyncio.Event()
+        decode = decoders.run
+
+        async def later(*arguments: Any) -> Any:
+            await refused.wait()
+            return await decode(*arguments)
+
+        monkeypatch.setattr(decoders, "run", later)
+        for data in (picture(51), picture(52), bytes(300_000)):
+            await client.frame(data)
+        assert (await client.event("error"))["error"]["type"] == "overloaded_error"
+        refused.set()
+        assert (await client.event("camera.answer"))["sequence"] == 1
+        await client.frame(picture(53))
+        assert (await client.event("camera.answer"))["sequence"] == 4
+    while app.state.service.bodies.held:
+        await asyncio.sleep(0.01)
 
 
 async def test_a_frame_that_is_late_is_told(engine: ProgramEngine) -> None:

@@ -377,6 +377,11 @@ async def test_wrong_messages_get_a_typed_answer(engine: ProgramEngine) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call(channel)(raw(b"x" * 200_000).SerializeToString(), timeout=30)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        empty = channel.stream_stream(f"/{SERVICE}/ModelInfer")()
+        await empty.done_writing()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await empty.read()
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         good = await call(channel)(raw().SerializeToString(), timeout=30)
         found = pb.ModelInferResponse.FromString(good)
         assert np.frombuffer(found.raw_output_contents[0], "f").tolist() == [2, 4, 6]
@@ -482,6 +487,46 @@ async def test_who_reads_nothing_holds_only_so_many_bytes(
             await asyncio.sleep(0.01)
         async with grpc.aio.insecure_channel(port.address) as channel:
             assert await call(channel)(data, timeout=30)
+
+
+async def test_one_address_holds_half_of_the_calls(engine: ProgramEngine) -> None:
+    """A client whose window is 0 reads nothing, and needs no key for a probe."""
+
+    def frame(kind: int, flags: int, stream: int, data: bytes) -> bytes:
+        return struct.pack(">IBI", len(data) << 8 | kind, flags, stream) + data
+
+    def header(name: bytes, value: bytes) -> bytes:
+        return bytes([0, len(name), *name, len(value), *value])
+
+    async with served(engine, max_concurrent=8) as port:
+        host, _, number = port.address.rpartition(":")
+        doors = []
+        path = f"/{SERVICE}/ServerLive".encode()
+        fields = {b":method": b"POST", b":scheme": b"http", b":path": path, b":authority": b"x"}
+        fields |= {b"te": b"trailers", b"content-type": b"application/grpc"}
+        head = b"".join(header(*one) for one in fields.items())
+        for _ in range(2):  # Each connection has eight calls; the port has sixteen.
+            _, door = await asyncio.open_connection(host, int(number))
+            doors.append(door)
+            door.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            door.write(frame(4, 0, 0, struct.pack(">HI", 4, 0)))
+            for stream in range(1, 17, 2):
+                door.write(frame(1, 4, stream, head) + frame(0, 1, stream, bytes(5)))
+        async with asyncio.timeout(30):
+            while port._calls.held < 8:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        assert port._calls.held == 8
+        async with grpc.aio.insecure_channel(port.address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:  # From the same address.
+                await call(channel)(raw().SerializeToString(), timeout=30)
+            assert "as many calls are open" in refused.value.details()
+            for door in doors:
+                door.close()
+            async with asyncio.timeout(30):
+                while port._calls.held:
+                    await asyncio.sleep(0.01)
+            assert await call(channel)(raw().SerializeToString(), timeout=30)
 
 
 async def _write(stream: Any, data: bytes, times: int) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+Parsed = TypeVar("Parsed")
 
 
 def read_sections(path: Path) -> list[tuple[str, str, str]]:
@@ -17,7 +21,14 @@ def read_sections(path: Path) -> list[tuple[str, str, str]]:
     return list(zip(found[::3], found[1::3], bodies, strict=True))
 
 
-def read_rows(path: Path) -> list[str]:
-    """Return the lines that are neither empty nor a comment, which begins with `#`."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
+def read_rows(path: Path, read: Callable[[str], Parsed]) -> list[Parsed]:
+    """Read each line that is neither empty nor a comment, which begins with `#`. Raises
+    `ValueError` that names the line."""
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line and not line.startswith("#"):
+            try:
+                found.append(read(line))
+            except (ValueError, LookupError, TypeError) as error:
+                raise ValueError(f"{path.name}, line {number}: {error}: {line}") from error
+    return found

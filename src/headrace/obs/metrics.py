@@ -60,14 +60,13 @@ class _MetricRow(NamedTuple):
     names: list[str]
 
 
-def _rows() -> Iterator[_MetricRow]:
-    for row in read_rows(Path(__file__).with_suffix(".txt")):
-        head, attribute, help_, names = row.split(" | ")
-        kind, *label = head.split()
-        yield _MetricRow(kind, label, attribute.split("."), help_, names.split())
+def _metric(row: str) -> _MetricRow:
+    head, attribute, help_, names = row.split(" | ")
+    kind, *label = head.split()
+    return _MetricRow(kind, label, attribute.split("."), help_, names.split())
 
 
-TABLE = tuple(_rows())
+TABLE = read_rows(Path(__file__).with_suffix(".txt"), _metric)
 
 
 class EngineMetrics(Collector):

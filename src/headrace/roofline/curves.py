@@ -17,11 +17,14 @@ from .efficiency import Curve
 
 def _read(path: Path) -> dict[str, dict[str, Curve]]:
     found: dict[str, dict[str, Curve]] = {}
-    for line in read_rows(path):
-        device, operators, *numbers = line.split()
-        compute, memory, overlap, *microseconds = map(float, numbers)
-        times = (1e-6 * value for value in microseconds)
-        found.setdefault(device, {})[operators] = Curve(compute, memory, overlap, *times)
+
+    def read(row: str) -> None:
+        device, operators, *numbers = row.split()
+        compute, memory, overlap, floor, deep, pieces = map(float, numbers)
+        curve = Curve(compute, memory, overlap, 1e-6 * floor, 1e-6 * deep, 1e-6 * pieces)
+        found.setdefault(device, {})[operators] = curve
+
+    read_rows(path, read)
     return found
 
 

@@ -135,7 +135,7 @@ def _scaled(figure: str, exponent: int) -> float:
 
 
 _DATASHEETS = {
-    one.name: one for one in map(_datasheet, read_rows(Path(__file__).with_name("devices.txt")))
+    one.name: one for one in read_rows(Path(__file__).with_name("devices.txt"), _datasheet)
 }
 _SAME_PARTS = {"B300": "B200", "GB200": "B200", "GB300": "B200"}
 """Devices without measured tables → a measured one with the same multiprocessors. The shares are

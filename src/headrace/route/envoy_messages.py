@@ -12,7 +12,7 @@ from pathlib import Path
 from ..base.protobuf import MessageTypes
 from ..base.sections import read_rows
 
-_FIELDS = dict(row.split(": ") for row in read_rows(Path(__file__).with_suffix(".txt")))
+_FIELDS = dict(read_rows(Path(__file__).with_suffix(".txt"), lambda row: row.split(": ")))
 """Fields of each message."""
 TYPES = MessageTypes("envoy", _FIELDS, "endpoint pickers")
 new, parsed = TYPES.new, TYPES.parsed

@@ -23,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..base.errors import DeadlineMissed, HeadraceError, InvalidRequest, NotFound, Overloaded
 from ..base.foreign import Undecodable, any_json, json_reader
 from ..base.tiling import Reducing
-from ..engine.programs.cameras import CaptureClock, FrameInput, MotionFilter
+from ..engine.programs.cameras import CameraInput, CaptureClock, MotionFilter
 from ..engine.programs.ocr import OcrPipeline, pipeline_names
 from ..media import decode_picture
 from ..programs.confined import MOST_REGION
@@ -55,6 +55,7 @@ MOST_HEADER = 1024
 """Bytes of a frame's header."""
 LOST_PERIODS, LOST_SECONDS = 3, 0.2
 """Periods, and seconds at least, without a frame after which a camera is reported as lost."""
+LEAST_STD = 1e-6
 MANY = 4096
 """Elements of an output above which it comes in base64."""
 
@@ -206,7 +207,7 @@ class Camera:
         self._engine = session.ocr.engine
         self._deadline = body.deadline or body.period
         self._pipeline: OcrPipeline | None = None
-        self._input: FrameInput | None = None
+        self._input: CameraInput | None = None
         if body.model in pipeline_names(self._engine.programs):
             if body.format == "tensor" or body.outputs:
                 wrong = f"{body.model} reads pictures and answers lines"
@@ -214,7 +215,7 @@ class Camera:
             self._pipeline = session.ocr.find(body.model)
         else:
             self._program = self._engine.find(body.model)
-            self._input = FrameInput.of(
+            self._input = CameraInput.of(
                 self._program,
                 body.size,
                 scale=body.scale,
@@ -228,8 +229,8 @@ class Camera:
                 raise InvalidRequest(wrong, param="outputs")
         if body.motion and body.format == "tensor":
             raise InvalidRequest("motion is of pictures; a tensor has none", param="motion")
-        if 0.0 in body.std:
-            raise InvalidRequest("std must not be 0", param="std")
+        if any(abs(one) < LEAST_STD for one in body.std):
+            raise InvalidRequest(f"std must not be 0, nor within {LEAST_STD} of it", param="std")
         self._stream: str | None = None
         self._clock = CaptureClock()
         self._motion = MotionFilter(body.motion, body.refresh)
@@ -273,14 +274,15 @@ class Camera:
     def put(self, header: FrameHeader, data: bytes) -> None:
         """Take a frame; it replaces the one that waits. Raises `InvalidRequest`, `Overloaded`."""
         now, sequence = time.monotonic(), header.sequence
-        if sequence == self._last:
+        if sequence <= self._last:
             self._note("frame_repeated")
-            raise RepeatedFrame(f"the frame {sequence} came before: the camera stands still")
+            why = "the camera stands still, or is to be opened again"
+            raise RepeatedFrame(f"the frame {sequence} came after frame {self._last}: {why}")
         if header.crc32 not in (None, zlib.crc32(data)):
             self._note("frame_damaged")
             raise DamagedFrame(f"the CRC-32 of frame {sequence} is {zlib.crc32(data)}")
         if self._last:
-            self._counts["missing"] += max(0, sequence - self._last - 1)
+            self._counts["missing"] += sequence - self._last - 1
         self._last = sequence
         delay = self._clock.delay(header.captured, now)
         frame = Frame(data, sequence, header.captured, now, delay)
@@ -316,7 +318,8 @@ class Camera:
             lost = False
             self._came.clear()
             frame, self._waiting = self._waiting, None
-            assert frame is not None
+            if frame is None:
+                continue  # The one that replaced it was refused.
             try:
                 await self._answer(frame)
             finally:
@@ -338,6 +341,8 @@ class Camera:
         except Exception:  # the border of one frame
             log.exception("a camera's frame")
             kind, outcome, said = "failed", "bug", error_body(internal_error())
+        if kind == "failed":
+            self._motion.forget()  # The change that it showed was not answered.
         self._note(outcome)
         self._counts["answered" if kind == "answer" else "still"] += kind != "failed"
         age = frame.delay + time.monotonic() - frame.received
@@ -401,7 +406,13 @@ class Camera:
                 await self._admit()  # It was silent, and its stream has ended.
         wanted = {one: found[one] for one in self._body.outputs or found}
         self._hold(frame, sum(one.nbytes for one in wanted.values()))
-        return {"outputs": [shown(one, wanted[one], MANY) for one in wanted]}
+
+        def written() -> list[dict[str, Any]]:
+            return [shown(one, wanted[one], MANY) for one in wanted]
+
+        many = sum(one.size for one in wanted.values()) > MANY
+        hands = self._session.service.hands
+        return {"outputs": await hands.run(written, large=True) if many else written()}
 
     async def _admit(self, *, opens: bool = False) -> None:
         """Admit its runs, if each of them and of all others will be in time. Raises `Overloaded`.

@@ -30,6 +30,7 @@ from ..base.ignored import ignored
 from ..base.names import hint
 from ..base.request import Retained
 from ..base.sampling import SamplingParams
+from ..base.sections import read_rows
 from ..text.grammar import from_guided
 from ..text.tools import NAME
 
@@ -48,27 +49,33 @@ ToolName = Annotated[str, Field(pattern=NAME)]
 LEAST_TOP_P = 1e-6
 
 
-def _neglected() -> dict[str, dict[str, dict[str, Any]]]:
+def _neglected(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Read `neglected.txt`: section → name → arguments of its `Field`."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in Path(__file__).with_name("neglected.txt").read_text(encoding="utf-8").splitlines():
-        names, _, said = row.partition(" | ")
-        if row.startswith("[") and not said:
-            section = found[row.strip("[]")] = {}
-        elif said.startswith("["):
+    section = ""
+
+    def read(row: str) -> None:
+        nonlocal section
+        if row.startswith("["):
+            section = row.strip("[]")
+            found[section] = {}
+            return
+        names, said = row.split(" | ")
+        if said.startswith("["):
             neutral = [None, *any_json(said)]
-            extra = {"x-headrace-neutral": neutral, "enum": neutral}
+            extra: dict[str, Any] = {"x-headrace-neutral": neutral, "enum": neutral}
             words = f"Not supported: only {', '.join(map(repr, neutral))} is accepted."
-            spec = {"description": words, "json_schema_extra": extra}
-            section |= dict.fromkeys(names.split(), spec)
-        elif said:
+        else:
+            extra = {"x-headrace-inert": said}
             words = f"Accepted and without effect: {said}."
-            spec = {"description": words, "json_schema_extra": {"x-headrace-inert": said}}
-            section |= dict.fromkeys(names.split(), spec)
+        spec = {"description": words, "json_schema_extra": extra}
+        found[section] |= dict.fromkeys(names.split(), spec)
+
+    read_rows(path, read)
     return found
 
 
-_NEGLECTED = _neglected()
+_NEGLECTED = _neglected(Path(__file__).with_name("neglected.txt"))
 
 
 def _stop_at_the_first(schema: Any) -> None:

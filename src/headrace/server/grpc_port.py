@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect
 from ..base.errors import HeadraceError, OptionError
 from ..base.extras import needed
 from ..base.foreign import Undecodable, any_json
+from ..base.protobuf import MalformedMessage
 from ..base.shares import Shares
 from .access import log_exchange
 from .authentication import account_of
@@ -113,10 +114,13 @@ class GrpcPort:
         self._grpc = needed("grpc", "KServe v2 over gRPC", "picker", param="grpc_port")
         TYPES.new("Truth")  # Otherwise the first call would find protobuf missing.
         self._server: Any = None
-        self._most = self._service.options.max_body + MAX_HEAD
+        options = self._service.options
+        self._most = options.max_body + MAX_HEAD
         """Bytes of a message."""
         places = max(LEAST_PLACES, IN_FLIGHT // self._most)
         self._places = Shares(places, "as many calls are being read as are allowed")
+        self._calls = Shares(2 * options.max_concurrent, "as many calls are open as are allowed")
+        """Calls of any kind: gRPC cannot end one whose client does not read."""
         self._unread = Shares(IN_FLIGHT // 2, "clients have not read as many bytes as are allowed")
         """Bytes of answers that clients have not read."""
         self.address = ""
@@ -197,7 +201,11 @@ class GrpcPort:
                 if name not in PROBES:  # Those need no key.
                     call.identify(self.app.state.accounts)
                 scope["headrace.account"] = call.account
-                await work(call)
+                self._calls.take(call.owner, 1)
+                try:
+                    await work(call)
+                finally:
+                    self._calls.give(call.owner, 1)
             except HeadraceError as error:
                 self._note(scope, error, begin)
                 await self._abort(context, error.status, error)
@@ -234,7 +242,7 @@ class GrpcPort:
             if kind != "Truth":
                 found = any_json(answer.body)
             message = TYPES.filled(kind, {field: found} if field else found)
-            await call.context.write(message.SerializeToString())
+            await self._write(call, message.SerializeToString())
 
         return about
 
@@ -292,7 +300,7 @@ class GrpcPort:
 
     async def _message(self, call: GrpcCall, silent: float = 0.0) -> Any:
         """Read a message; None: there are no more. `silent`: seconds that a client may let pass
-        before it sends one. Raises `Overloaded`, `RequestTimeout`."""
+        before it sends one. Raises `Overloaded`, `RequestTimeout`, `MalformedMessage`."""
         seconds = silent or BODY_SECONDS + self._most / BODY_RATE
         self._places.take(call.owner, 1)
         try:
@@ -305,7 +313,7 @@ class GrpcPort:
         if data is self._grpc.aio.EOF:
             if silent:
                 return None
-            raise RequestTimeout("the call ended without a message")
+            raise MalformedMessage("the call ended without a message")
         return data
 
     async def _write(self, call: GrpcCall, data: bytes) -> None:

@@ -40,7 +40,7 @@ class OcrBody(Body):
     )
 
 
-Three = Annotated[list[float], Field(min_length=3, max_length=3)]
+Three = Annotated[list[Annotated[float, Field(ge=-1e6, le=1e6)]], Field(min_length=3, max_length=3)]
 
 
 class CameraBody(Body):

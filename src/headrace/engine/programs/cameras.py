@@ -75,6 +75,10 @@ class MotionFilter:
             self._cells, self._passed = cells, now
         return not still
 
+    def forget(self) -> None:
+        """Let the next picture pass."""
+        self._cells = None
+
 
 def _brightness(pixels: Codes) -> Array:
     """Return the mean brightness of the cells [at most 16, at most 16] of a picture, of 1."""
@@ -87,7 +91,7 @@ def _brightness(pixels: Codes) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class FrameInput:
+class CameraInput:
     """The one picture that a program takes."""
 
     port: Port
@@ -111,7 +115,7 @@ class FrameInput:
         mean: Sequence[float] = (0, 0, 0),
         std: Sequence[float] = (1, 1, 1),
         reversed: bool = False,
-    ) -> FrameInput:
+    ) -> CameraInput:
         """Find a program's picture. `size`: height and width, if the program leaves them open;
         `scale`, `mean`, `std`: an element is (code · scale - mean) / std, of 1/255 for floats.
 

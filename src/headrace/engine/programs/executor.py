@@ -235,8 +235,7 @@ class ProgramExecutor:
         program = run.program
         if not program.ready and program.deaths > QUICK_DEATHS:
             raise EngineDead(f"{program.name} ends its process; it starts again", retry_after=5.0)
-        if program.guard is not None and run.owner != SELF_TEST:
-            program.guard.check(run)
+        _check_mode(run)
         if error := self._too_long(run):
             raise error
 
@@ -286,6 +285,7 @@ class ProgramExecutor:
             (run.deadline - now, "deadline"),
         )
         try:
+            _check_mode(run)
             program.confined.begin(lane, run.order, run.feed, seed=run.seed, seconds=limit)
         except EngineDead:
             self.queue.push(run)
@@ -493,6 +493,12 @@ class ProgramExecutor:
 
 def _ready(work: TimedWork) -> bool:
     return isinstance(work, ProgramRun) and work.program.ready
+
+
+def _check_mode(run: ProgramRun) -> None:
+    """Raise `Overloaded` if the mode of a run's program does not allow it."""
+    if run.program.guard is not None and run.owner != SELF_TEST:
+        run.program.guard.check(run)
 
 
 def _hopeless(run: ProgramRun, now: float) -> DeadlineMissed:

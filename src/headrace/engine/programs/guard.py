@@ -113,7 +113,7 @@ class ProgramGuard:
             self._program.confined.kill()  # What replaces it has other memory.
         elif passed and self.mode is Mode.SAFE and self._whole:
             self._passes += 1
-            if self._passes >= PASSES:
+            if self._passes >= PASSES and time.monotonic() - self._moved > HOLD_SECONDS:
                 self._missed = BAD
                 self._move(Mode.DEGRADED, "its self-test passes again")
         return passed
