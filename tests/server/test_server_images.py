@@ -239,3 +239,11 @@ def test_the_first_noise_is_the_stated_generator_s(folder: Path) -> None:
     ratio = path.picture / wanted
     assert np.ptp(ratio) <= 1e-4 * ratio.max(), "scaled by the first noise level alone"
     assert ratio.flat[0] == pytest.approx(157.4, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_refused_pictures_are_not_charged(folder: Path) -> None:
+    with serving(folder, "--quantise none --max-sequences 1 --max-waiting 1") as server:
+        assert ask(server, {"steps": 900, "n": 10}, 503)["error"]["code"] == "overloaded"
+        line = server.await_line(r"exchange .*status=503.*completion_tokens=(\d+)", 5)
+        assert line.group(1) == "0"
