@@ -284,7 +284,7 @@ def changed(path: Path, **values: Any) -> None:
         ("model_index.json", {"id2label": {"10": "ten"}}, "id2label has '10'"),
         ("model_index.json", {"id2label": {"-1": "x"}}, "id2label has '-1'"),
         ("model_index.json", {"id2label": [1]}, "id2label must be an object"),
-        ("transformer/config.json", {"_class_name": "UNet2DModel"}, "_class_name is 'UNet"),
+        ("transformer/config.json", {"_class_name": "UNet2DModel"}, "^config.json: _class_name"),
         ("transformer/config.json", {"sample_size": 9}, "no multiple of patch_size"),
         ("transformer/config.json", {"sample_size": 10**9}, "sample_size is 1000000000"),
         ("transformer/config.json", {"num_layers": 3}, "transformer_blocks.2"),
@@ -300,6 +300,13 @@ def changed(path: Path, **values: Any) -> None:
         ("scheduler/scheduler_config.json", {"thresholding": True}, "thresholding"),
         ("scheduler/scheduler_config.json", {"beta_end": 2}, "beta_end"),
         ("scheduler/scheduler_config.json", {"num_train_timesteps": 0}, "num_train_timesteps"),
+        (
+            "scheduler/scheduler_config.json",
+            {"num_train_timesteps": 1, "steps_offset": 1},
+            "steps_offset is 1",
+        ),
+        ("scheduler/scheduler_config.json", {"beta_start": 1e-9}, "leave from 1 to"),
+        ("scheduler/scheduler_config.json", {"num_train_timesteps": 10**5}, "to 0 of a picture"),
     ],
 )
 def test_a_folder_that_lies_is_refused(
