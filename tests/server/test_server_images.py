@@ -3,11 +3,12 @@ text, and typed answers to what cannot be drawn."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ import pytest
 from PIL import Image
 from processes import Running, headrace, serving
 
-from headrace.base.denoising import PictureInput
+from headrace.base.denoising import Denoiser, NoiseSolver, PictureInput
+from headrace.base.outputs import PictureOutput
+from headrace.base.request import OutputDelta
+from headrace.engine.clients.drawing import drawn
 from headrace.loader.open import open_model
 from headrace.media.png import png
 from headrace.worker.solvers import Trajectory, normal
@@ -247,3 +251,30 @@ def test_refused_pictures_are_not_charged(folder: Path) -> None:
         assert ask(server, {"steps": 900, "n": 10}, 503)["error"]["code"] == "overloaded"
         line = server.await_line(r"exchange .*status=503.*completion_tokens=(\d+)", 5)
         assert line.group(1) == "0"
+
+
+async def test_others_go_on_while_a_picture_of_noise_is_written() -> None:
+    """Guidance and the first steps of Euler leave noise of black and white, which zlib's ninth
+    level compresses for seconds."""
+    denoiser = Denoiser(3, 512, 64, 10, 3, NoiseSolver("euler"))
+    values = 157 * normal(1, 0, 0, (3, 512, 512))
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    async def deltas() -> AsyncIterator[tuple[int, OutputDelta]]:
+        output = PictureOutput(values.tobytes(), 1)
+        yield 0, OutputDelta("one", 0, finish_reason="stop", output=output)
+
+    ticking = asyncio.create_task(tick())
+    begin = time.monotonic()
+    [one] = [one async for one in drawn(denoiser, deltas())]
+    assert ticks, "the loop was held"
+    assert time.monotonic() - begin < 1.5
+    ticking.cancel()
+    with Image.open(io.BytesIO(one.png)) as picture:
+        assert picture.size == (512, 512)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
@@ -157,11 +158,13 @@ class PictureFile(NamedTuple):
 async def drawn(
     denoiser: Denoiser, deltas: AsyncIterator[tuple[int, OutputDelta]]
 ) -> AsyncIterator[PictureFile]:
-    """Yield pictures from (index of a request, its delta). Raises `EngineFault`."""
+    """Yield pictures from (index of a request, its delta), written in a thread. Raises
+    `EngineFault`."""
     async for index, delta in deltas:
         if isinstance(delta.output, PictureOutput):
             final, step = delta.finish_reason is not None, delta.output.step
-            yield PictureFile(index, file_of(denoiser, delta.output), step, final)
+            data = await asyncio.to_thread(file_of, denoiser, delta.output)
+            yield PictureFile(index, data, step, final)
         elif delta.finish_reason is not None:
             raise EngineFault("a picture ended before its last step")
 
