@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
+import re
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -232,6 +234,10 @@ def test_the_command_writes_the_pictures_of_the_server(
     assert ended.returncode != 0
     assert "no class 'ten'" in ended.stderr
     assert "Traceback" not in ended.stderr
+    lost = headrace("draw", str(folder), "7", "--out", str(tmp_path / "no" / "ten.png"))
+    ended = subprocess.run(lost, capture_output=True, text=True, check=False)
+    assert "no is no folder" in ended.stderr
+    assert "seed" not in ended.stderr, "it is told before anything is drawn"
 
 
 def test_the_first_noise_is_the_stated_generator_s(folder: Path) -> None:
@@ -278,3 +284,24 @@ async def test_others_go_on_while_a_picture_of_noise_is_written() -> None:
     ticking.cancel()
     with Image.open(io.BytesIO(one.png)) as picture:
         assert picture.size == (512, 512)
+
+
+@pytest.mark.slow
+def test_a_preempted_picture_sends_no_step_twice(folder: Path) -> None:
+    flags = "--quantise none --policy priority --max-sequences 1"
+    body = {"model": "painter", "prompt": "1", "steps": 1000, "stream": True, "partial_images": 3}
+    with (
+        serving(folder, flags) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+        client.stream("POST", "/v1/images/generations", json={**body, "priority": 90}) as reply,
+    ):
+        events = (json.loads(line[5:]) for line in reply.iter_lines() if line.startswith("data:"))
+        first = next(events)
+        ask(server, {"steps": 3, "priority": -90})
+        rest = list(events)
+        places = [one.get("partial_image_index") for one in (first, *rest)]
+        told = client.get("/metrics").text
+    counts = re.findall(r"^vllm:num_preemptions_total{.*} (\S+)$", told, re.MULTILINE)
+    assert list(map(float, counts)) == [1.0]
+    assert places == [*range(len(places) - 1), None]
+    assert len(places) <= 4

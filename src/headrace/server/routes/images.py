@@ -172,10 +172,14 @@ class _OrderedPictures:
         return [{"b64_json": found[at]} for at in range(len(found))]
 
     async def pieces(self) -> AsyncGenerator[tuple[bool, str]]:
-        """Yield (whether it is finished, picture) of the one picture."""
+        """Yield (whether it is finished, picture) of the one picture, each step once: a preempted
+        picture begins again."""
+        seen = 0
         async with aclosing(self._deltas(whole=False)) as parts:
             async for one in drawn(self._denoiser, parts):
-                yield one.final, base64.b64encode(one.png).decode()
+                if one.step > seen:
+                    seen = one.step
+                    yield one.final, base64.b64encode(one.png).decode()
 
 
 async def _events(work: _OrderedPictures, about: dict[str, Any]) -> AsyncGenerator[bytes]:
