@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 from processes import Running, headrace, serving
 
-from headrace.base.denoising import Denoiser, NoiseSolver, PictureInput
+from headrace.base.denoising import Denoiser, NoiseSolver, PictureWish
 from headrace.base.outputs import PictureOutput
 from headrace.base.request import OutputDelta
 from headrace.engine.clients.drawing import drawn
@@ -71,9 +71,9 @@ def test_a_png_is_read_again_as_it_was(shape: tuple[int, ...]) -> None:
 
 
 def test_partial_pictures_come_at_equal_distances() -> None:
-    wish = PictureInput(0, 20, 1.0, 0, 3)
+    wish = PictureWish(0, 20, 1.0, 0, 3)
     assert [step for step in range(1, 21) if wish.reports(step)] == [5, 10, 15, 20]
-    assert [step for step in range(1, 3) if PictureInput(0, 2, 1.0, 0, 3).reports(step)] == [1, 2]
+    assert [step for step in range(1, 3) if PictureWish(0, 2, 1.0, 0, 3).reports(step)] == [1, 2]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..base.denoising import Denoiser, PictureInput
+from ..base.denoising import Denoiser, PictureWish
 from ..base.outputs import PictureOutput
 from ..base.step import Admission, StepPlan, StepResult
 from ..kernels.arrays import Array, host, tensor
@@ -31,7 +31,7 @@ NAN = "the model's numbers are not finite: it computed NaN for this picture"
 class _DrawnRow(NamedTuple):
     """A picture on its way."""
 
-    wish: PictureInput
+    wish: PictureWish
     path: Trajectory
 
 

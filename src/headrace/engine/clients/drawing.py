@@ -13,7 +13,7 @@ from ...base.denoising import (
     MOST_PARTIAL,
     MOST_PICTURES,
     Denoiser,
-    PictureInput,
+    PictureWish,
 )
 from ...base.errors import EngineFault, InvalidRequest
 from ...base.modelfiles import ModelFiles
@@ -34,7 +34,7 @@ class PictureOrder(NamedTuple):
 
     label: int
     seed: int
-    wishes: tuple[PictureInput, ...]
+    wishes: tuple[PictureWish, ...]
     """One for each picture."""
 
     @property
@@ -83,7 +83,7 @@ def read_drawing(
             param="guidance",
         )
     number = _label(files, denoiser, label)
-    wishes = (PictureInput(number, steps, factor, choice, partial) for choice in range(count))
+    wishes = (PictureWish(number, steps, factor, choice, partial) for choice in range(count))
     return PictureOrder(number, resolve_seed(seed), tuple(wishes))
 
 
