@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.base.config import EngineOptions
-from headrace.base.denoising import PictureInput
+from headrace.base.denoising import PictureWish
 from headrace.base.errors import ModelFileError, OptionError, UnsupportedModel
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.outputs import PictureOutput
@@ -41,7 +41,7 @@ SOLVERS: list[dit.Scheduler] = [
     ("DPMSolverMultistepScheduler", {"timestep_spacing": "leading", "steps_offset": 1}),
     ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}),
 ]
-Wishes = dict[str, tuple[PictureInput, int]]
+Wishes = dict[str, tuple[PictureWish, int]]
 """Wish and seed of each picture by name."""
 
 
@@ -49,7 +49,7 @@ class Engine(NamedTuple):
     built: Built
     files: ModelFiles
 
-    def add(self, name: str, wish: PictureInput, seed: int = 0) -> None:
+    def add(self, name: str, wish: PictureWish, seed: int = 0) -> None:
         spec = RequestSpec(SamplingParams(), seed=seed, task="picture", picture=wish)
         self.built.core.add(Request(id=name, prompt=[wish.label], spec=spec))
 
@@ -84,7 +84,7 @@ def opened(folder: Path, **options: Any) -> Engine:
 def many(count: int = 12) -> Wishes:
     """Pictures at different numbers of steps, with guidance and without."""
     return {
-        str(at): (PictureInput(at % 10, 3 + at % 5, 1.0 + at % 3, at, at % 3), 7 * at)
+        str(at): (PictureWish(at % 10, 3 + at % 5, 1.0 + at % 3, at, at % 3), 7 * at)
         for at in range(count)
     }
 
@@ -100,7 +100,7 @@ def same(first: dict[str, list[np.ndarray]], second: dict[str, list[np.ndarray]]
 def check(folder: Path, engine: Engine, shape: tuple[int, ...], *, within: float = 1e-4) -> None:
     """Hold the latents of every step to diffusers', relative to the largest of a noisy picture."""
     for steps, guidance in ((7, 3.0), (20, 1.0)):
-        wish = PictureInput(4, steps, guidance, 2, steps - 1)
+        wish = PictureWish(4, steps, guidance, 2, steps - 1)
         found = engine.drawn({"one": (wish, 11)})["one"]
         noises = [normal(11, 2, number, shape) for number in range(steps + 1)]
         wanted = dit.drawn(folder, 4, steps, guidance, noises)
@@ -139,7 +139,7 @@ def test_pictures_are_those_of_the_pipeline(
     diffusers = pytest.importorskip("diffusers")
     torch = pytest.importorskip("torch")
     engine = opened(dit.make(tmp_path, num_embeds_ada_norm=1000, out_channels=1))
-    found = engine.drawn({"one": (PictureInput(207, 9, 4.0), 5)})["one"][-1]
+    found = engine.drawn({"one": (PictureWish(207, 9, 4.0), 5)})["one"][-1]
     engine.built.close()
 
     class Nothing(torch.nn.Module):
@@ -178,25 +178,25 @@ def test_bits_are_the_same_alone_and_among_others(tmp_path: Path) -> None:
 def test_several_pictures_at_different_times_share_a_step(tmp_path: Path) -> None:
     engine = opened(dit.make(tmp_path))  # 256 patches a step, of which a picture has 16 or 32.
     before = engine.steps
-    engine.drawn({str(at): (PictureInput(at, 5 + at, 2.0), at) for at in range(8)})
+    engine.drawn({str(at): (PictureWish(at, 5 + at, 2.0), at) for at in range(8)})
     assert engine.steps - before == 12
     before, found = engine.steps, dict[str, list[np.ndarray]]()
-    engine.add("long", PictureInput(1, 9, 2.0))
+    engine.add("long", PictureWish(1, 9, 2.0))
     for _ in range(3):
         engine.turn(found)
-    engine.add("late", PictureInput(2, 4, 1.0))
+    engine.add("late", PictureWish(2, 4, 1.0))
     while engine.built.core.has_work:
         engine.turn(found)
     assert engine.steps - before == 9
-    assert same(found, engine.drawn({"long": (PictureInput(1, 9, 2.0), 0)}) | engine.drawn(
-        {"late": (PictureInput(2, 4, 1.0), 0)}
+    assert same(found, engine.drawn({"long": (PictureWish(1, 9, 2.0), 0)}) | engine.drawn(
+        {"late": (PictureWish(2, 4, 1.0), 0)}
     ))  # fmt: skip
     engine.built.close()
 
 
 def test_a_cancelled_picture_computes_no_further_step(tmp_path: Path) -> None:
     engine, found = opened(dit.make(tmp_path)), dict[str, list[np.ndarray]]()
-    engine.add("gone", PictureInput(1, 500, 3.0))
+    engine.add("gone", PictureWish(1, 500, 3.0))
     for _ in range(4):
         engine.turn(found)
     before = engine.steps
@@ -211,13 +211,13 @@ def test_a_cancelled_picture_computes_no_further_step(tmp_path: Path) -> None:
 
 def test_a_preempted_picture_begins_again_with_the_same_bits(tmp_path: Path) -> None:
     engine = opened(dit.make(tmp_path), policy="priority", max_sequences=1)
-    wanted = engine.drawn({"low": (PictureInput(3, 6, 2.0), 9)})
+    wanted = engine.drawn({"low": (PictureWish(3, 6, 2.0), 9)})
     found: dict[str, list[np.ndarray]] = {}
-    spec = RequestSpec(SamplingParams(), seed=9, task="picture", picture=PictureInput(3, 6, 2.0))
+    spec = RequestSpec(SamplingParams(), seed=9, task="picture", picture=PictureWish(3, 6, 2.0))
     engine.built.core.add(Request(id="low", prompt=[3], spec=spec, priority=50))
     for _ in range(3):
         engine.turn(found)
-    urgent = RequestSpec(SamplingParams(), seed=1, task="picture", picture=PictureInput(4, 2, 2.0))
+    urgent = RequestSpec(SamplingParams(), seed=1, task="picture", picture=PictureWish(4, 2, 2.0))
     engine.built.core.add(Request(id="high", prompt=[4], spec=urgent, priority=-50))
     ended = []
     while engine.built.core.has_work:
@@ -231,12 +231,12 @@ def test_a_preempted_picture_begins_again_with_the_same_bits(tmp_path: Path) -> 
 
 def test_numbers_that_are_none_end_their_picture_alone(tmp_path: Path) -> None:
     engine = opened(dit.make(tmp_path, ("FlowMatchEulerDiscreteScheduler", {})))
-    engine.add("huge", PictureInput(1, 30, 99.0))
+    engine.add("huge", PictureWish(1, 30, 99.0))
     core = engine.built.core
     core.turn()
     drawing = core.executor.worker._steps.features.listed[0]
     next(iter(drawing._rows.values())).path.picture[:] = np.inf
-    engine.add("sane", PictureInput(2, 3, 1.0))
+    engine.add("sane", PictureWish(2, 3, 1.0))
     ends = {}
     while core.has_work:
         ends |= {one.request_id: one for one in core.turn() if one.finish is not None}
@@ -284,7 +284,7 @@ def changed(path: Path, **values: Any) -> None:
         ("model_index.json", {"id2label": {"10": "ten"}}, "id2label has '10'"),
         ("model_index.json", {"id2label": {"-1": "x"}}, "id2label has '-1'"),
         ("model_index.json", {"id2label": [1]}, "id2label must be an object"),
-        ("transformer/config.json", {"_class_name": "UNet2DModel"}, "_class_name is 'UNet"),
+        ("transformer/config.json", {"_class_name": "UNet2DModel"}, "^config.json: _class_name"),
         ("transformer/config.json", {"sample_size": 9}, "no multiple of patch_size"),
         ("transformer/config.json", {"sample_size": 10**9}, "sample_size is 1000000000"),
         ("transformer/config.json", {"num_layers": 3}, "transformer_blocks.2"),
@@ -300,6 +300,13 @@ def changed(path: Path, **values: Any) -> None:
         ("scheduler/scheduler_config.json", {"thresholding": True}, "thresholding"),
         ("scheduler/scheduler_config.json", {"beta_end": 2}, "beta_end"),
         ("scheduler/scheduler_config.json", {"num_train_timesteps": 0}, "num_train_timesteps"),
+        (
+            "scheduler/scheduler_config.json",
+            {"num_train_timesteps": 1, "steps_offset": 1},
+            "steps_offset is 1",
+        ),
+        ("scheduler/scheduler_config.json", {"beta_start": 1e-9}, "leave from 1 to"),
+        ("scheduler/scheduler_config.json", {"num_train_timesteps": 10**5}, "to 0 of a picture"),
     ],
 )
 def test_a_folder_that_lies_is_refused(

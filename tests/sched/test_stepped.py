@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from headrace.base.denoising import Denoiser, NoiseSolver, PictureInput
+from headrace.base.denoising import Denoiser, NoiseSolver, PictureWish
 from headrace.base.outputs import PictureOutput
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
@@ -26,7 +26,7 @@ def scheduler(*, rows: int = 8, units: int = 4 * TOKENS, depth: int = 1) -> Sche
 
 
 def request(name: str, steps: int, guidance: float = 2.0) -> Request:
-    wish = PictureInput(1, steps, guidance)
+    wish = PictureWish(1, steps, guidance)
     return Request(name, [1], RequestSpec(SamplingParams(), 0, task="picture", picture=wish))
 
 

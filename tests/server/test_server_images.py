@@ -3,11 +3,14 @@ text, and typed answers to what cannot be drawn."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
+import json
+import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,10 @@ import pytest
 from PIL import Image
 from processes import Running, headrace, serving
 
-from headrace.base.denoising import PictureInput
+from headrace.base.denoising import Denoiser, NoiseSolver, PictureWish
+from headrace.base.outputs import PictureOutput
+from headrace.base.request import OutputDelta
+from headrace.engine.clients.drawing import drawn
 from headrace.loader.open import open_model
 from headrace.media.png import png
 from headrace.worker.solvers import Trajectory, normal
@@ -65,9 +71,9 @@ def test_a_png_is_read_again_as_it_was(shape: tuple[int, ...]) -> None:
 
 
 def test_partial_pictures_come_at_equal_distances() -> None:
-    wish = PictureInput(0, 20, 1.0, 0, 3)
+    wish = PictureWish(0, 20, 1.0, 0, 3)
     assert [step for step in range(1, 21) if wish.reports(step)] == [5, 10, 15, 20]
-    assert [step for step in range(1, 3) if PictureInput(0, 2, 1.0, 0, 3).reports(step)] == [1, 2]
+    assert [step for step in range(1, 3) if PictureWish(0, 2, 1.0, 0, 3).reports(step)] == [1, 2]
 
 
 @pytest.mark.slow
@@ -228,6 +234,10 @@ def test_the_command_writes_the_pictures_of_the_server(
     assert ended.returncode != 0
     assert "no class 'ten'" in ended.stderr
     assert "Traceback" not in ended.stderr
+    lost = headrace("draw", str(folder), "7", "--out", str(tmp_path / "no" / "ten.png"))
+    ended = subprocess.run(lost, capture_output=True, text=True, check=False)
+    assert "no is no folder" in ended.stderr
+    assert "seed" not in ended.stderr, "it is told before anything is drawn"
 
 
 def test_the_first_noise_is_the_stated_generator_s(folder: Path) -> None:
@@ -239,3 +249,59 @@ def test_the_first_noise_is_the_stated_generator_s(folder: Path) -> None:
     ratio = path.picture / wanted
     assert np.ptp(ratio) <= 1e-4 * ratio.max(), "scaled by the first noise level alone"
     assert ratio.flat[0] == pytest.approx(157.4, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_refused_pictures_are_not_charged(folder: Path) -> None:
+    with serving(folder, "--quantise none --max-sequences 1 --max-waiting 1") as server:
+        assert ask(server, {"steps": 900, "n": 10}, 503)["error"]["code"] == "overloaded"
+        line = server.await_line(r"exchange .*status=503.*completion_tokens=(\d+)", 5)
+        assert line.group(1) == "0"
+
+
+async def test_others_go_on_while_a_picture_of_noise_is_written() -> None:
+    """Guidance and the first steps of Euler leave noise of black and white, which zlib's ninth
+    level compresses for seconds."""
+    denoiser = Denoiser(3, 512, 64, 10, 3, NoiseSolver("euler"))
+    values = 157 * normal(1, 0, 0, (3, 512, 512))
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    async def deltas() -> AsyncIterator[tuple[int, OutputDelta]]:
+        output = PictureOutput(values.tobytes(), 1)
+        yield 0, OutputDelta("one", 0, finish_reason="stop", output=output)
+
+    ticking = asyncio.create_task(tick())
+    begin = time.monotonic()
+    [one] = [one async for one in drawn(denoiser, deltas())]
+    assert ticks, "the loop was held"
+    assert time.monotonic() - begin < 1.5
+    ticking.cancel()
+    with Image.open(io.BytesIO(one.png)) as picture:
+        assert picture.size == (512, 512)
+
+
+@pytest.mark.slow
+def test_a_preempted_picture_sends_no_step_twice(folder: Path) -> None:
+    flags = "--quantise none --policy priority --max-sequences 1"
+    body = {"model": "painter", "prompt": "1", "steps": 1000, "stream": True, "partial_images": 3}
+    with (
+        serving(folder, flags) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+        client.stream("POST", "/v1/images/generations", json={**body, "priority": 90}) as reply,
+    ):
+        events = (json.loads(line[5:]) for line in reply.iter_lines() if line.startswith("data:"))
+        first = next(events)
+        ask(server, {"steps": 3, "priority": -90})
+        rest = list(events)
+        places = [one.get("partial_image_index") for one in (first, *rest)]
+        told = client.get("/metrics").text
+    counts = re.findall(r"^vllm:num_preemptions_total{.*} (\S+)$", told, re.MULTILINE)
+    assert list(map(float, counts)) == [1.0]
+    assert places == [*range(len(places) - 1), None]
+    assert len(places) <= 4

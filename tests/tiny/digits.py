@@ -112,7 +112,7 @@ def main() -> None:
     train(given.folder, given.steps)
     print(f"{given.steps} steps in {time.monotonic() - begin:.0f} s")
     from headrace.base.config import EngineOptions
-    from headrace.base.denoising import PictureInput
+    from headrace.base.denoising import PictureWish
     from headrace.base.outputs import PictureOutput
     from headrace.base.request import Request
     from headrace.base.sampling import SamplingParams
@@ -124,7 +124,7 @@ def main() -> None:
     built, found = build(options, open_model(str(given.folder))), {}
     for at in range(400):
         spec = RequestSpec(
-            SamplingParams(), seed=7, task="picture", picture=PictureInput(at % 10, 20, 2.0, at)
+            SamplingParams(), seed=7, task="picture", picture=PictureWish(at % 10, 20, 2.0, at)
         )
         built.core.add(Request(id=str(at), prompt=[at % 10], spec=spec))
     while built.core.has_work:

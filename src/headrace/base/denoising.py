@@ -72,7 +72,7 @@ class Denoiser(NamedTuple):
         return self.channels * self.size**2
 
 
-class PictureInput(NamedTuple):
+class PictureWish(NamedTuple):
     """A picture that is wanted, verified against its denoiser."""
 
     label: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from .denoising import PictureInput
+from .denoising import PictureWish
 from .encodings import SealedHandle
 from .ranking import RankingInput
 from .sampling import SamplingParams
@@ -148,7 +148,7 @@ class RequestSpec:
     """Wish of the task "alignment"."""
     ranking: RankingInput | None = None
     """Features of the task "rank"; the prompt has a placeholder for each candidate."""
-    picture: PictureInput | None = None
+    picture: PictureWish | None = None
     """Wish of the task "picture", whose prompt is its label."""
 
     @property

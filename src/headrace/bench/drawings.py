@@ -67,7 +67,7 @@ def drawing(width: int, height: int, rng: random.Random) -> DrawnPicture:
         x = (place % columns + rng.uniform(0.45, 0.55)) * cell[0]
         y = (place // columns + rng.uniform(0.45, 0.55)) * cell[1]
         pixels[_inside(shape, width, height, x, y, radius)] = COLOURS[colour]
-    return DrawnPicture(png(pixels, 1), shape, colour, count)
+    return DrawnPicture(png(pixels), shape, colour, count)
 
 
 def _inside(

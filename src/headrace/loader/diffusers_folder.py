@@ -40,7 +40,7 @@ def open_pipeline(folder: Path, name: str, licence: str | None = None) -> ModelF
     `UnsupportedModel`."""
     index = read_json(folder / INDEX)
     for key, allowed in (("_class_name", "DiTPipeline"), ("transformer", _TRANSFORMER)):
-        _expect(key, _class(index, key), allowed)
+        _expect(INDEX, key, _class(index, key), allowed)
     if (decoder := _class(index, "vae")) is not None:
         raise UnsupportedModel(
             f"{INDEX}: vae is {decoder!r:.80}; decoders are not supported yet: a folder without "
@@ -52,7 +52,7 @@ def open_pipeline(folder: Path, name: str, licence: str | None = None) -> ModelF
         for part, file in (("transformer", "config.json"), ("scheduler", "scheduler_config.json"))
     }
     config = parts["transformer"]
-    _expect("_class_name", config.get("_class_name"), _TRANSFORMER)
+    _expect("config.json", "_class_name", config.get("_class_name"), _TRANSFORMER)
     own = {"model_type": "dit", "architectures": [_TRANSFORMER], "scheduler": parts["scheduler"]}
     arch = from_hf({**config, **own})
     denoiser = arch.denoiser
@@ -79,9 +79,9 @@ def _class(index: Mapping[str, Any], key: str) -> Any:
     return value[-1] if isinstance(value, list) and len(value) == 2 else value
 
 
-def _expect(key: str, found: Any, allowed: str) -> None:
+def _expect(where: str, key: str, found: Any, allowed: str) -> None:
     if found != allowed:
-        raise UnsupportedModel(f"{INDEX}: {key} is {found!r:.80}; supported: {allowed}", param=key)
+        raise UnsupportedModel(f"{where}: {key} is {found!r:.80}; supported: {allowed}", param=key)
 
 
 def _labels(given: Any, classes: int) -> dict[str, int]:

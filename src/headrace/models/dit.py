@@ -154,7 +154,7 @@ def _solver(config: Mapping[str, Any]) -> NoiseSolver:
         last=fields.number("beta_end", 1e-9, 0.999, 0.02),
         predicts=predicts,
         spacing=spacing,
-        offset=fields.integer("steps_offset", 0, 1, 0),
+        offset=fields.integer("steps_offset", 0, min(1, trained - 1), 0),
         clip=clip,
         to_one=fields.flag("set_alpha_to_one", True),
     )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..base.denoising import Denoiser, PictureInput
+from ..base.denoising import Denoiser, PictureWish
 from ..base.outputs import PictureOutput
 from ..base.step import Admission, StepPlan, StepResult
 from ..kernels.arrays import Array, host, tensor
@@ -23,7 +23,7 @@ from ..kernels.program import EVERY, Outputs
 from ..kernels.ranked import PicturedRows
 from .arrays import fp32
 from .features import RowWish
-from .solvers import Floats, Trajectory, normal, time_features
+from .solvers import Floats, Trajectory, normal, time_features, verify
 
 NAN = "the model's numbers are not finite: it computed NaN for this picture"
 
@@ -31,7 +31,7 @@ NAN = "the model's numbers are not finite: it computed NaN for this picture"
 class _DrawnRow(NamedTuple):
     """A picture on its way."""
 
-    wish: PictureInput
+    wish: PictureWish
     path: Trajectory
 
 
@@ -41,8 +41,9 @@ class Denoising(RowWish[_DrawnRow]):
     want = EVERY
 
     def __init__(self, denoiser: Denoiser, *, tensors: bool) -> None:
-        """`tensors`: the batch has torch tensors."""
+        """`tensors`: the batch has torch tensors. Raises `UnsupportedModel`."""
         super().__init__()
+        verify(denoiser.solver)
         self._denoiser, self._tensors = denoiser, tensors
         self._shape = denoiser.channels, denoiser.size, denoiser.size
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.denoising import TIMES, NoiseSolver
+from ..base.errors import UnsupportedModel
 
 Floats = npt.NDArray[np.float32]
 
@@ -54,6 +55,23 @@ def schedule(solver: NoiseSolver, steps: int) -> Schedule:
     return Schedule(tuple(times), (*map(float, found), 0.0), begin)
 
 
+def verify(solver: NoiseSolver) -> None:
+    """Raise `UnsupportedModel` if a time step adds no noise in fp32, or leaves nothing of a
+    picture: the levels of such steps are 0 or infinite."""
+    if solver.kind == "flow_euler":
+        return
+    alphas = _alphas(solver)
+    for key, at in (("beta_start", 0), ("beta_end", -1)):
+        if not 0 < alphas[at] < 1:
+            raise UnsupportedModel(
+                f"scheduler_config.json: by beta_start, beta_end and num_train_timesteps the time "
+                f"steps leave from {alphas[0]:g} to {alphas[-1]:g} of a picture; supported: below "
+                "1, above 0",
+                param=key,
+            )
+
+
+@lru_cache(maxsize=4)
 def _alphas(solver: NoiseSolver) -> Floats:
     """Return the products of what each time step leaves of a picture [trained]."""
     count = solver.trained

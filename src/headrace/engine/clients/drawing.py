@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from ...base.denoising import (
     MOST_PARTIAL,
     MOST_PICTURES,
     Denoiser,
-    PictureInput,
+    PictureWish,
 )
 from ...base.errors import EngineFault, InvalidRequest
 from ...base.modelfiles import ModelFiles
@@ -33,7 +34,7 @@ class PictureOrder(NamedTuple):
 
     label: int
     seed: int
-    wishes: tuple[PictureInput, ...]
+    wishes: tuple[PictureWish, ...]
     """One for each picture."""
 
     @property
@@ -82,7 +83,7 @@ def read_drawing(
             param="guidance",
         )
     number = _label(files, denoiser, label)
-    wishes = (PictureInput(number, steps, factor, choice, partial) for choice in range(count))
+    wishes = (PictureWish(number, steps, factor, choice, partial) for choice in range(count))
     return PictureOrder(number, resolve_seed(seed), tuple(wishes))
 
 
@@ -157,11 +158,13 @@ class PictureFile(NamedTuple):
 async def drawn(
     denoiser: Denoiser, deltas: AsyncIterator[tuple[int, OutputDelta]]
 ) -> AsyncIterator[PictureFile]:
-    """Yield pictures from (index of a request, its delta). Raises `EngineFault`."""
+    """Yield pictures from (index of a request, its delta), written in a thread. Raises
+    `EngineFault`."""
     async for index, delta in deltas:
         if isinstance(delta.output, PictureOutput):
             final, step = delta.finish_reason is not None, delta.output.step
-            yield PictureFile(index, file_of(denoiser, delta.output), step, final)
+            data = await asyncio.to_thread(file_of, denoiser, delta.output)
+            yield PictureFile(index, data, step, final)
         elif delta.finish_reason is not None:
             raise EngineFault("a picture ended before its last step")
 

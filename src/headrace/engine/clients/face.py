@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from ...base.config import Decision, EngineOptions
-from ...base.denoising import PictureInput
+from ...base.denoising import PictureWish
 from ...base.identity import Identity
 from ...base.modelfiles import ModelFiles
 from ...base.ranking import RankingInput
@@ -47,7 +47,7 @@ class RequestOptions(TypedDict, total=False):
     retained: Sequence[Retained]
     prefixes: TextPrefixes
     inputs: Sequence[InputSpan]
-    given: RankingInput | PictureInput | None
+    given: RankingInput | PictureWish | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-from ...base.denoising import PictureInput
+from ...base.denoising import PictureWish
 from ...base.errors import ContextOverflow, InvalidRequest
 from ...base.modelfiles import ModelFiles
 from ...base.ranking import RankingInput
@@ -86,7 +86,7 @@ class InputProcessor:
         retained: Sequence[Retained] = (),
         prefixes: TextPrefixes = NOTHING,
         inputs: Sequence[InputSpan] = (),
-        given: RankingInput | PictureInput | None = None,
+        given: RankingInput | PictureWish | None = None,
     ) -> Request:
         """Resolve a request: its tokens, its limits, its seed.
 
@@ -247,7 +247,7 @@ class InputProcessor:
         adapter: str | None,
         second_at: int,
         arrival: float,
-        given: RankingInput | PictureInput | None,
+        given: RankingInput | PictureWish | None,
         seed: int | None,
     ) -> Request:
         if (task == "score") != (self._task == "score"):
@@ -280,7 +280,7 @@ class InputProcessor:
                 adapter=adapter,
                 second_at=second_at,
                 ranking=given if isinstance(given, RankingInput) else None,
-                picture=given if isinstance(given, PictureInput) else None,
+                picture=given if isinstance(given, PictureWish) else None,
             ),
             priority=_integer("priority", priority),
             arrival=arrival,

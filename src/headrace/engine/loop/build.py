@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ...base import environment
 from ...base.config import Decision, EngineOptions
-from ...base.denoising import PictureInput
+from ...base.denoising import PictureWish
 from ...base.encodings import EncoderShape
 from ...base.errors import EngineFault, ModelFileError, OptionError
 from ...base.facts import WorkerFacts
@@ -466,7 +466,7 @@ def proving(
                     seed=1,
                     task=tasks.get(name, "tokens"),
                     ranking=None if ranker is None else blank(ranker, length),
-                    picture=PictureInput(0, 1, 2.0) if draws else None,
+                    picture=PictureWish(0, 1, 2.0) if draws else None,
                 ),
                 cache_salt=_PROOF_SALT,
                 arrival=time.monotonic(),

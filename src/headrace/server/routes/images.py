@@ -117,24 +117,21 @@ async def generations(request: Request) -> Response:
     )
     seconds = predicted(service.engine, order)
     request.scope["headrace.usage"] = usage = Usage(service.name)
-    usage.known_prompt(0, 1)
-    usage.completion = order.entries * denoiser.tokens
-    about = _about(denoiser, order, usage, seconds)
+    about = _about(denoiser, order, seconds)
     name = f"img-{body.request_id or request.scope['headrace.request_id']}"
-    work = _OrderedPictures(service, denoiser, order, name, body.priority or 0)
+    work = _OrderedPictures(service, denoiser, order, usage, name, body.priority or 0)
     if body.stream:
         return EventStream(_events(work, about), keep_alive=service.keep_alive)
     found = await while_connected(request.receive, work.all())
     return json_response({"created": int(time.time()), "data": found, **about})
 
 
-def _about(
-    denoiser: Denoiser, order: PictureOrder, usage: Usage, seconds: float | None
-) -> dict[str, Any]:
+def _about(denoiser: Denoiser, order: PictureOrder, seconds: float | None) -> dict[str, Any]:
+    patches = order.entries * denoiser.tokens
     counted = {
-        "input_tokens": usage.prompt,
-        "output_tokens": usage.completion,
-        "total_tokens": usage.prompt + usage.completion,
+        "input_tokens": 1,
+        "output_tokens": patches,
+        "total_tokens": 1 + patches,
         "denoising_steps": sum(one.steps for one in order.wishes),
         "predicted_seconds": seconds,
     }
@@ -146,15 +143,24 @@ class _OrderedPictures:
     """The pictures of one request, which end when their reader leaves."""
 
     def __init__(
-        self, service: Service, denoiser: Denoiser, order: PictureOrder, name: str, priority: int
+        self,
+        service: Service,
+        denoiser: Denoiser,
+        order: PictureOrder,
+        usage: Usage,
+        name: str,
+        priority: int,
     ) -> None:
         self._service, self._denoiser, self._order = service, denoiser, order
-        self._name, self._priority = name, priority
+        self._usage, self._name, self._priority = usage, name, priority
 
     def _deltas(self, *, whole: bool) -> Any:
         names = [engine_id(f"{self._name}-{at}") for at in range(len(self._order.wishes))]
         given = self._service.engine, self._order, names
         streams = submit(*given, whole=whole, priority=self._priority)
+        # Only now: nothing is charged for pictures that the engine refuses.
+        self._usage.known_prompt(0, 1)
+        self._usage.completion = self._order.entries * self._denoiser.tokens
         return deltas(streams)
 
     async def all(self) -> list[dict[str, str]]:
@@ -166,10 +172,14 @@ class _OrderedPictures:
         return [{"b64_json": found[at]} for at in range(len(found))]
 
     async def pieces(self) -> AsyncGenerator[tuple[bool, str]]:
-        """Yield (whether it is finished, picture) of the one picture."""
+        """Yield (whether it is finished, picture) of the one picture, each step once: a preempted
+        picture begins again."""
+        seen = 0
         async with aclosing(self._deltas(whole=False)) as parts:
             async for one in drawn(self._denoiser, parts):
-                yield one.final, base64.b64encode(one.png).decode()
+                if one.step > seen:
+                    seen = one.step
+                    yield one.final, base64.b64encode(one.png).decode()
 
 
 async def _events(work: _OrderedPictures, about: dict[str, Any]) -> AsyncGenerator[bytes]:
