@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from engine_fakes import RAISE, FakeWorker, continuation
@@ -21,7 +19,7 @@ from headrace.engine.loop.executor import StepFuture
 from headrace.engine.loop.lane import Lane
 from headrace.kv import KvManager
 from headrace.obs.flight import FlightRecorder
-from headrace.sched import Limits, Scheduler, StepRoom
+from headrace.sched import Limits, Scheduler
 from headrace.sched.encodings import Encodings
 from headrace.sched.price import MixedPrices
 
@@ -128,35 +126,6 @@ def test_prompts_come_in_small_steps_while_another_model_has_work() -> None:
     before = len(log)
     run(core)
     assert [plan.tokens for _, plan in log[before : before + 3]] == [32, 32, 32], "it is alone"
-
-
-def priced(token: float, *, streams: int, keeps: bool = True) -> Lane:
-    """A lane with a prompt and `streams`, whose steps take `token` seconds a token."""
-    planner: Any = SimpleNamespace(
-        pressure=(streams, 100), streams=True, waiting=0, room=StepRoom(4096, 1, keeps)
-    )
-    lane = Lane(planner, LateExecutor(FakeWorker(), Clock()))
-    for exponent in range(12):
-        for _ in range(20):
-            lane.prices.observe(1 << exponent, token * (1 << exponent))
-    return lane
-
-
-@pytest.mark.parametrize(("step", "borne"), [(0.004, 0.01), (0.02, 0.02), (1.0, 0.05)])
-def test_others_steps_are_as_short_as_a_stream_bears(step: float, borne: float) -> None:
-    """Work that keeps nothing is cut at the time of the stream's own steps, in bounds; texts, whose
-    steps read all weights, at 50 ms."""
-    stream = priced(step, streams=1)
-    assert stream.bearable == pytest.approx(borne, rel=0.05)
-    assert priced(step, streams=0).bearable == 0.05, "nobody waits for its next token"
-    text, vectors = (priced(1e-3, streams=0, keeps=keeps) for keeps in (True, False))
-    for lane in (text, vectors):
-        lane.share(stream.bearable)
-    assert text.scheduler.room.shared == pytest.approx(50, abs=2)
-    assert vectors.scheduler.room.shared == pytest.approx(max(16, 1e3 * borne), abs=2)
-    assert vectors.scheduler.room.seconds == pytest.approx(min(borne, 0.025), rel=0.05)
-    text.share(None)
-    assert text.scheduler.room.shared is None
 
 
 def test_aborts_are_told_of_the_right_model() -> None:

@@ -258,7 +258,7 @@ class Encodings:
         first, left = found.planned, self.shape.slices - found.planned
         room = WHOLE_SECONDS if self.shape.whole else self.prices.room(len(decodes))
         if bounds.shared is not None:
-            room = min(room, bounds.seconds)
+            room = min(room, STEP_SECONDS / 2)
         count = self.prices.slices_that_fit(found.units, left, plan.tokens, room)
         found.planned += count
         found.in_flight += 1

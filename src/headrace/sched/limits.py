@@ -77,12 +77,8 @@ class StepRoom:
 
     units: int
     least: int
-    keeps: bool = True
-    """Whether work keeps blocks between two steps."""
     shared: int | None = None
     """Most units while other models wait for the device; None: none do."""
-    seconds: float = 0.025
-    """Most seconds of slices while other models wait."""
 
     @property
     def now(self) -> int:
@@ -92,9 +88,9 @@ class StepRoom:
     @classmethod
     def of(cls, limits: Limits, *, keeps: bool) -> StepRoom:
         """`keeps`: work keeps blocks between two steps, so that its units may be cut anywhere."""
-        cuts = keeps or limits.cuts
-        least = max(LEAST_STEP, limits.running + limits.atom) if cuts else limits.step_tokens
-        return cls(limits.step_tokens, least, keeps)
+        keeps = keeps or limits.cuts
+        least = max(LEAST_STEP, limits.running + limits.atom) if keeps else limits.step_tokens
+        return cls(limits.step_tokens, least)
 
     def halve(self) -> bool:
         """Halve the room; return False if it is as small as it gets."""

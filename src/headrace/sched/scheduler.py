@@ -76,8 +76,6 @@ class Scheduler:
         self._requests: dict[str, list[Work]] = {}
         """Live work of each request."""
         self._encodings = encodings
-        self.streams = encodings is None or not encodings.shape.whole
-        """Whether texts are read token by token."""
         self._roster = Roster(limits, kv, self.resources, encodings)
         self.room = StepRoom.of(limits, keeps=bool(kv.groups))
         self._flights: deque[Flight] = deque()

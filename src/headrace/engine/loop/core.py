@@ -105,7 +105,7 @@ class EngineCore:
         self._arbiter.leave(model)
         del self.lanes[model]
         if len(self.lanes) == 1:
-            self.first.share(None)
+            self.first.share(alone=True)
         return lane
 
     @property
@@ -232,8 +232,7 @@ class EngineCore:
         working = [model for model, lane in lanes.items() if lane.scheduler.has_work]
         for model in self._arbiter.order(working):
             lane = lanes[model]
-            others = [lanes[one].bearable for one in working if one != model]
-            lane.share(min(others, default=None))
+            lane.share(alone=len(working) == 1)
             plan = lane.scheduler.schedule()
             if plan is not None:
                 return model, plan

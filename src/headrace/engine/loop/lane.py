@@ -23,8 +23,6 @@ PREDICTED_FOR = 16
 """Steps for which the estimate of a decoding step stands, while as many sequences decode."""
 FAILED_STEPS = 3
 """Failures in a row after which the worker is taken to be broken."""
-LEAST_SHARED = 0.01
-"""Seconds that a step may take in any case while other models wait."""
 GUESSED = 1e-3
 """Seconds of a token before any step was timed."""
 
@@ -51,8 +49,6 @@ class Planner(Protocol):
     def waiting(self) -> int: ...
     @property
     def pressure(self) -> tuple[int, int]: ...
-    @property
-    def streams(self) -> bool: ...
 
 
 class Lane:
@@ -122,28 +118,18 @@ class Lane:
             self.unloading.discard(name)
             self.executor.unload_adapter(name)
 
-    @property
-    def bearable(self) -> float:
-        """Most seconds of a step of another model while this one has work: those of its own steps,
-        whose tokens are read one by one, in bounds; without such the most."""
-        decodes, _ = self.scheduler.pressure
-        if not self.scheduler.streams or not decodes or not self.prices.known:
-            return STEP_SECONDS
-        return min(STEP_SECONDS, max(LEAST_SHARED, self.prices.seconds(decodes)))
-
-    def share(self, seconds: float | None) -> None:
-        """Bound the next step: other models that have work bear so many `seconds` of it; None:
-        there are none. Prompts of texts, whose steps read all weights, have more."""
+    def share(self, *, alone: bool) -> None:
+        """Bound the next step: other models that have work wait for its end, unless it is
+        `alone`."""
         room = self.scheduler.room
-        if seconds is None:
+        if alone:
             room.shared = None
             return
         decodes, prompts = self.scheduler.pressure
         fit = FEWEST  # Without a prompt the bound has no effect, and finding it takes 0.1 ms.
         if prompts or self.scheduler.waiting:
-            fit = tokens_that_fit(self.prices, decodes, STEP_SECONDS if room.keeps else seconds)
+            fit = tokens_that_fit(self.prices, decodes, STEP_SECONDS)
         room.shared = decodes + fit
-        room.seconds = min(seconds, STEP_SECONDS / 2)
 
     def estimate(self, plan: StepPlan) -> Estimate | None:
         """Return the roofline's estimate of a plan. For a plan that decodes as many sequences as
