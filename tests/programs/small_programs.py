@@ -49,6 +49,13 @@ def model(
     return bytes(made.SerializeToString())
 
 
+def written(folder: Path, files: dict[str, bytes]) -> Path:
+    """The folder, with a file of each program."""
+    for name, data in files.items():
+        (folder / f"{name}.onnx").write_bytes(data)
+    return folder
+
+
 def double(*dims: int | str | None) -> bytes:
     """y = 2 x."""
     return model(

@@ -21,7 +21,7 @@ import pytest
 from processes import headrace, running
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "programs"))
-from small_programs import FLOAT, double, model, node, port
+from small_programs import FLOAT, double, model, node, port, written
 
 from headrace.base.config import ServerOptions
 from headrace.base.shares import Shares
@@ -62,10 +62,7 @@ FILES = {"mean": mean_of_picture(), "codes": mean_of_bytes(), "double": double("
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("programs")
-    for name, data in FILES.items():
-        (made / f"{name}.onnx").write_bytes(data)
-    return made
+    return written(tmp_path_factory.mktemp("programs"), FILES)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import pytest
 from processes import Running, headrace, running
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "programs"))
-from small_programs import double, endless, logarithm, summing
+from small_programs import double, endless, logarithm, summing, written
 
 from headrace.base.config import ServerOptions
 from headrace.base.errors import OptionError
@@ -44,10 +44,7 @@ FILES = {"double": double("n", 3), "sum": summing(), "log": logarithm(), "loop":
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("programs")
-    for name, data in FILES.items():
-        (made / f"{name}.onnx").write_bytes(data)
-    return made
+    return written(tmp_path_factory.mktemp("programs"), FILES)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from processes import Running, headrace, running
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "programs"))
 from server_fake import FakeEngine
-from small_programs import double, endless, logarithm, summing
+from small_programs import double, endless, logarithm, summing, written
 
 from headrace.base.config import EngineOptions, ServerOptions
 from headrace.base.errors import InvalidRequest, OptionError
@@ -42,10 +42,7 @@ FILES = {"double": double("n", 3), "sum": summing(), "log": logarithm(), "loop":
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("programs")
-    for name, data in FILES.items():
-        (made / f"{name}.onnx").write_bytes(data)
-    return made
+    return written(tmp_path_factory.mktemp("programs"), FILES)
 
 
 @pytest.fixture(scope="module")

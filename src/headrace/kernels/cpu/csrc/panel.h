@@ -8,7 +8,7 @@
 // the decoding of codes go to the other two ports and are free from about six rows on: up to kWide
 // rows stay in registers over one panel. More rows pass over it again while it lies in L2. Where a
 // level multiplies bytes in one operation, four to eight rows take two panels (panel_twins.h), and
-// more than kWide meet decoded ones (panel_pairs.h).
+// more than kWide, on Zen 5 more than 24, meet decoded ones (panel_pairs.h).
 //
 // Memory. A unit is 288 to 544 bytes. One row spends about 20 cycles on it, 15 to 25 bytes a
 // cycle and core, several times what memory gives; eight rows spend 80 and still want 4 to 7, so
@@ -35,7 +35,7 @@ constexpr int kWide = 6;   // sixteen half as wide: the float sums are spilled, 
 constexpr int kFew = 3;        // rows of which decoding is a good part of the work
 constexpr int kGroup = 8;      // panels of a group, at most: what later passes find in L2
 constexpr int kSums = kGroup * HR_PANEL;  // floats from the sums of a row to those of the next
-constexpr int kManyRows = 96;  // more than kWide: the most whose sums are kept at once (panel_pairs.h)
+constexpr int kManyRows = 96;  // by decoded panels: the most whose sums are kept at once (panel_pairs.h)
 constexpr int kAhead = 8192;   // bytes
 static_assert(sizeof(HrLane) == 64, "a lane is a cache line: with one or two rows lines count");
 static_assert(kWide % HR_SIX == 0, "a pass begins at the first lane of a block of six");
