@@ -368,3 +368,10 @@ def test_what_a_model_held_goes_without_the_collector(tiny: Path) -> None:
     finally:
         if was:
             gc.enable()
+
+
+def test_one_row_and_a_queue_of_one_start(tiny: Path) -> None:
+    """The first texts come one after the other: there are more than fit at once."""
+    small: dict[str, Any] = {"max_sequences": 1, "max_waiting": 1, "kv_memory": "1MB"}
+    options = EngineOptions(model=str(tiny), device="cpu", threads=1, **small)
+    build(options, open_model(str(tiny))).close()

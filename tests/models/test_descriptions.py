@@ -20,13 +20,15 @@ from headrace.base.arch import (
     Uneven,
 )
 from headrace.base.demand import Hidden, demand, head
-from headrace.base.denoising import Denoiser, NoiseSolver
+from headrace.base.denoising import Decoder, Denoiser, NoiseSolver, TextEncoder
 from headrace.base.errors import EngineFault, UnsupportedModel
 from headrace.base.graph import AttentionSpec, ExpertsSpec, Graph
 from headrace.base.groups import graph_groups
 from headrace.base.ranking import Feature, Ranker
 from headrace.base.verify import verify
 from headrace.models.registry import FAMILIES, describe
+from headrace.models.t5 import describe_texts
+from headrace.models.vae import describe_decoder
 
 ARCH = ModelArch(
     family="llama",
@@ -50,6 +52,21 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "dit": {
         "beyond": BeyondText(denoiser=Denoiser(1, 8, 2, 10, 1, NoiseSolver("ddim"))),
+        "kv_heads": 4,
+    },
+    "pixart": {
+        "beyond": BeyondText(
+            denoiser=Denoiser(
+                4,
+                8,
+                2,
+                0,
+                8,
+                NoiseSolver("ddim"),
+                Decoder(3, (16, 8), 2, 4, True, True, 1.0, 0.0),
+                TextEncoder(90, 24, 2, 12, 40, 2, 1e-6, 8, 20, "gelu_tanh", True, 30),
+            )
+        ),
         "kv_heads": 4,
     },
     "lfm2": {"recurrence": Recurrence("conv", (0, 2), 3, 32)},
@@ -112,7 +129,7 @@ def arch_of(family: str) -> ModelArch:
 
 # A text that attends to an input has more attentions: tests/models/test_whisper_graphs.py. A ranker
 # has none, and a denoiser has no head.
-@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"whisper", "dit", "dlrm_dcnv2"}))
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"whisper", "dit", "pixart", "dlrm_dcnv2"}))
 def test_every_question_is_a_legal_graph(family: str) -> None:
     graph = describe(arch_of(family))
     questions: tuple[Hidden, ...] = ("none", "sampled", "every")
@@ -152,6 +169,31 @@ def test_a_denoiser_computes_conditions_once_for_each_entry() -> None:
     assert all("norm1" in name or name == "proj_out_1.weight" for name in products)
     assert [node.kind for node in rows["N"]].count("modulate") == 2 * ARCH.layers
     assert graph_groups(graph, "float32") == (), "the cache keeps nothing between two steps"
+
+
+def test_a_pipeline_is_three_parts() -> None:
+    arch = arch_of("pixart")
+    graph = describe(arch)
+    kinds = [node.kind for node in graph.nodes]
+    assert kinds.count("attend") == 2 * ARCH.layers, "to its own patches, and to the text"
+    assert graph_groups(graph, "float32") == ()
+    across = [node for node in graph.nodes if node.kind == "attend" and len(node.reads) > 1]
+    for node in across:
+        wrong = replace(node, reads=node.reads[:1] * 2)
+        nodes = tuple(wrong if one is node else one for one in graph.nodes)
+        with pytest.raises(EngineFault, match="goes from N over T to N"):
+            verify(Graph(nodes, graph.outputs))
+    texts, decoder = describe_texts(arch), describe_decoder(arch)
+    verify(texts)
+    verify(decoder)
+    assert all(one.reach == 32 for one in texts.attentions() if isinstance(one, AttentionSpec))
+    out = decoder.outputs["hidden"]
+    assert (out.width, out.rows.of(64)) == (3, 256)
+    conv = next(node for node in decoder.nodes if node.kind == "conv" and node.spec.up == 2)
+    wrong = replace(conv, spec=conv.spec._replace(up=1))
+    nodes = tuple(wrong if one is conv else one for one in decoder.nodes)
+    with pytest.raises(EngineFault, match="makes another number of rows"):
+        verify(Graph(nodes, decoder.outputs, decoder.inputs))
 
 
 def test_rows_of_entries_are_where_they_belong() -> None:

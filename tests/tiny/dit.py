@@ -50,6 +50,87 @@ def write_index(folder: Path, scheduler: Scheduler, words: Sequence[str] = WORDS
     )
 
 
+DECODER: dict[str, Any] = {
+    "in_channels": 3, "out_channels": 3, "latent_channels": 4, "norm_num_groups": 4,
+    "block_out_channels": [8, 16], "layers_per_block": 1,
+    "down_block_types": ["DownEncoderBlock2D"] * 2, "up_block_types": ["UpDecoderBlock2D"] * 2,
+}  # fmt: skip
+
+
+def add_decoder(folder: Path, *, seed: int = 5, **config: Any) -> Path:
+    """Give a pipeline a decoder, by diffusers; return its folder."""
+    diffusers, torch = pytest.importorskip("diffusers"), pytest.importorskip("torch")
+    torch.manual_seed(seed)
+    vae = diffusers.AutoencoderKL(**{**DECODER, **config})
+    for name, parameter in vae.named_parameters():  # Norms and biases are ones and zeros else.
+        if parameter.ndim == 1:
+            parameter.data += 0.3 * torch.randn(parameter.shape)
+        assert name
+    vae.save_pretrained(folder / "vae")
+    _edit(folder / "model_index.json", vae=["diffusers", "AutoencoderKL"])
+    return folder
+
+
+TEXTS: dict[str, Any] = {
+    "vocab_size": 300, "d_model": 32, "d_kv": 12, "num_heads": 2, "d_ff": 48, "num_layers": 2,
+    "feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+}  # fmt: skip
+
+
+def make_texts(
+    folder: Path, scheduler: Scheduler = DDIM, *, seed: int = 7, t5: Any = (), **config: Any
+) -> Path:
+    """Write a folder of PixArt-Σ, by diffusers and transformers; return it."""
+    diffusers, torch = pytest.importorskip("diffusers"), pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(seed)
+    texts = {**TEXTS, **dict(t5)}
+    shape = {
+        "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 20, "in_channels": 4,
+        "out_channels": 8, "sample_size": 8, "patch_size": 2, "cross_attention_dim": 40,
+        "caption_channels": texts["d_model"], "use_additional_conditions": False,
+    }  # fmt: skip
+    model = diffusers.PixArtTransformer2DModel(**{**shape, **config})
+    encoder = transformers.T5EncoderModel(transformers.T5Config(**texts))
+    for parameter in (*model.parameters(), *encoder.parameters()):
+        parameter.data += 0.1 * torch.randn(parameter.shape)
+    model.save_pretrained(folder / "transformer")
+    encoder.save_pretrained(folder / "text_encoder")
+    write_index(folder, scheduler)
+    _edit(
+        folder / "model_index.json",
+        _class_name="PixArtSigmaPipeline",
+        transformer=["diffusers", "PixArtTransformer2DModel"],
+        text_encoder=["transformers", "T5EncoderModel"],
+        tokenizer=["transformers", "T5TokenizerFast"],
+        id2label=None,
+    )
+    (folder / "tokenizer").mkdir(exist_ok=True)
+    _write(folder / "tokenizer" / "tokenizer.json", json.loads(_tokenizer().to_str()))
+    return add_decoder(folder)
+
+
+def _tokenizer() -> Any:
+    """A tokenizer of letters whose texts end with `</s>`, as T5's do."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["<pad>", "</s>", "<unk>", "\u2581", *"abcdefghijklmnopqrstuvwxyz"]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.Unigram([(word, -1.0 * (at > 2)) for at, word in enumerate(words)], 2)
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    made.decoder = tokenizers.decoders.Metaspace()
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
+    made.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    return made
+
+
+def _edit(path: Path, **values: Any) -> None:
+    _write(path, {**json.loads(path.read_text()), **values})
+
+
 def _write(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value))
 
@@ -90,9 +171,15 @@ def _weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
 def opened(folder: Path) -> tuple[Any, Any]:
     """The folder's transformer and scheduler, by diffusers."""
     diffusers = pytest.importorskip("diffusers")
-    config = json.loads((folder / "scheduler" / "scheduler_config.json").read_text())
     model = diffusers.DiTTransformer2DModel.from_pretrained(folder / "transformer")
-    return model.eval(), getattr(diffusers, config["_class_name"]).from_config(config)
+    return model.eval(), scheduler_of(folder)
+
+
+def scheduler_of(folder: Path) -> Any:
+    """The folder's scheduler, by diffusers."""
+    diffusers = pytest.importorskip("diffusers")
+    config = json.loads((folder / "scheduler" / "scheduler_config.json").read_text())
+    return getattr(diffusers, config["_class_name"]).from_config(config)
 
 
 def drawn(

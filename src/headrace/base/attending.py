@@ -48,6 +48,9 @@ class AttentionSpec(NamedTuple):
     across: bool = False
     """Whether queries see all of the input that their entry reads, whose K and V the graph of an
     encoder writes (cross attention)."""
+    reach: int = 0
+    """Bidirectional: most tokens of an entry, a multiple of 16, if scores have a bias for each
+    distance of a key (T5): [H, 2 · reach], that of a key d behind at reach − 1 + d. 0: none."""
     growth: tuple[float, int, int] | None = None
     """(growth, every, first): queries at position p are multiplied by 1 + growth · log(1 + ⌊(p +
     first) / every⌋)."""

@@ -1,4 +1,5 @@
-"""Denoising as all parts see it: the shape of a denoiser, its solver, and a wish for a picture."""
+"""Denoising as all parts see it: the shapes of a denoiser, its text encoder and its decoder, its
+solver, and a wish for a picture."""
 
 from __future__ import annotations
 
@@ -47,8 +48,69 @@ class NoiseSolver(NamedTuple):
         return max(1, min(MOST_STEPS, self.trained - self.offset - (self.kind == "dpmpp_2m")))
 
 
+class Decoder(NamedTuple):
+    """The decoder of a pipeline: it makes pictures of latents (Rombach et al. 2022)."""
+
+    channels: int
+    widths: tuple[int, ...]
+    """Channels at each size of the picture, the smallest first; each is twice the one before."""
+    layers: int
+    """Residual blocks at each size."""
+    groups: int
+    """Groups of its norms."""
+    attends: bool
+    """Whether places of the smallest size see each other."""
+    mixes: bool
+    """Whether a convolution of latents alone comes first."""
+    scaling: float
+    """Latents are divided by it, and `shift` is added."""
+    shift: float
+
+    @property
+    def slices(self) -> int:
+        """Parts of its work, of which a step of a picture computes one: a residual block or an
+        attention, and what makes pixels of the last."""
+        return 3 + self.attends + len(self.widths) * self.layers
+
+    @property
+    def factor(self) -> int:
+        """Rows and columns of a picture for each of its latent's."""
+        factor: int = 2 ** (len(self.widths) - 1)
+        return factor
+
+
+class TextEncoder(NamedTuple):
+    """The text encoder of a pipeline: T5's (Raffel et al. 2019, arXiv 1910.10683)."""
+
+    vocabulary: int
+    hidden: int
+    heads: int
+    size: int
+    """Numbers of a head."""
+    inner: int
+    layers: int
+    eps: float
+    buckets: int
+    distance: int
+    """Distances of keys fall into `buckets`, all from `distance` on into the last of each side."""
+    activation: Literal["gelu_tanh", "relu"]
+    gated: bool
+    most: int
+    """Tokens of a text."""
+
+    @property
+    def reach(self) -> int:
+        """`AttentionSpec.reach`."""
+        return -(-self.most // 16) * 16
+
+
+Phase = tuple[Literal["text", "step", "slice"], int]
+"""What a picture's row computes in a step, and which of these."""
+
+
 class Denoiser(NamedTuple):
-    """A class-conditional diffusion transformer (Peebles and Xie 2022, arXiv 2212.09748)."""
+    """A diffusion transformer that is conditioned on classes (Peebles and Xie 2022, arXiv
+    2212.09748) or on texts (Chen et al. 2023, arXiv 2310.00426)."""
 
     channels: int
     size: int
@@ -56,10 +118,44 @@ class Denoiser(NamedTuple):
     patch: int
     """Rows and columns of a patch, which is a token."""
     classes: int
-    """Classes; the number of all stands for none."""
+    """Classes; the number of all stands for none. 0: it is conditioned on texts."""
     outputs: int
     """Channels that the model gives: those of a picture, or as many more for variances."""
     solver: NoiseSolver
+    decoder: Decoder | None = None
+    """None: latents are the pictures."""
+    reads: TextEncoder | None = None
+    """None: it is conditioned on classes."""
+    stretch: float = 1.0
+    """Factor between the places of patches, and what its table of positions was trained for."""
+
+    @property
+    def texts(self) -> int:
+        """Most tokens of a text; 0: it reads none."""
+        return 0 if self.reads is None else self.reads.most
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, rows and columns of a finished picture."""
+        if self.decoder is None:
+            return self.channels, self.size, self.size
+        side = self.size * self.decoder.factor
+        return self.decoder.channels, side, side
+
+    def phases(self, wish: PictureWish) -> list[Phase]:
+        """List the work of a picture: its texts are encoded, its steps done, and each picture that
+        is reported is decoded, slice by slice."""
+        found: list[Phase] = [("text", at) for at in range(len(wish.texts))]
+        slices = 0 if self.decoder is None else self.decoder.slices
+        for step in range(1, wish.steps + 1):
+            found.append(("step", step))
+            if wish.reports(step):
+                found += [("slice", at) for at in range(slices)]
+        return found
+
+    def proof(self) -> PictureWish:
+        """Return the wish of a first picture, which goes through all parts."""
+        return PictureWish(0, 1, 2.0, texts=((0,), (0,)) if self.texts else ())
 
     @property
     def tokens(self) -> int:
@@ -83,6 +179,8 @@ class PictureWish(NamedTuple):
     """Number of the picture in its request: part of its random stream."""
     partial: int = 0
     """Pictures that are reported before the last, at equal distances."""
+    texts: tuple[tuple[int, ...], ...] = ()
+    """Tokens of the text of each entry: the prompt, then what guidance leads away from."""
 
     @property
     def entries(self) -> int:
@@ -98,6 +196,29 @@ class PictureWish(NamedTuple):
 
 
 class GivenSpec(NamedTuple):
-    """Numbers that a step brings: patches of pictures [N, ·], or features of times [R, ·]."""
+    """Numbers that a step brings: patches of pictures [N, ·], features of times [R, ·], or rows of
+    encoded texts [T, ·]."""
 
-    of: Literal["patches", "times"]
+    of: Literal["patches", "times", "texts"]
+
+
+class PictureConvSpec(NamedTuple):
+    """A convolution of pictures whose rows are their places, line by line: a product with `side`²
+    rows around each place, side by side, with zeros outside."""
+
+    lines: int
+    columns: int
+    """Size of the pictures that are read."""
+    side: int = 3
+    up: int = 1
+    """Times that each line and column is repeated before."""
+    stride: int = 1
+    """Lines and columns from one place to the next."""
+
+
+class GroupNormSpec(NamedTuple):
+    """A norm of groups of columns over all rows of an entry (Wu and He 2018), then perhaps SiLU."""
+
+    groups: int
+    eps: float
+    silu: bool = False

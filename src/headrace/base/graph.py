@@ -18,7 +18,7 @@ their identity.
 | `write` | qkv [N, (H + 2G) · E] → q [N, H · E], with H = 0 where others attend to K and V; bidirectional: qkv → qkv; latent: q, latent, rope part → q | head norms; of q alone where K and V are another layer's | `AttentionSpec`, `LatentSpec` |
 | `absorb` | q, latent, rope part → q and key over latents [N, (H + 1) · E]; made by `base.absorb` alone | packing of q for each head | `LatentSpec` |
 | `unpack` | sums over latents [·, H · E] → values [·, H · V]; made by `base.absorb` alone | unpacking of values for each head | `LatentSpec` |
-| `attend` | q → [·, H · E]; bidirectional: qkv; across: q of other tokens than K and V | sinks; latent: packing and unpacking | as `write` |
+| `attend` | q → [·, H · E]; bidirectional: qkv; across: q of other tokens than K and V; both: q [N], kv [T] | sinks; biases by distance; latent: packing and unpacking | as `write` |
 | `gated` | gate next to up [·, 2I] → act(gate) · up [·, I] | | `ActivationSpec` |
 | `activate` | [·, I] → act(x) | | `ActivationSpec` |
 | `route` | logits [·, experts] → experts [·, k], routing weights [·, k] | perhaps bias of the choice, gains of the routing weights | `RouteSpec` |
@@ -31,6 +31,8 @@ their identity.
 | `select` | [N, D] → [R, D] of the sampled rows; made by `base.demand` alone | | |
 | `scatter` | x → x with rows of other parts' outputs at their places, or plus these; made by `base.scatter` alone | | `ScatterSpec` |
 | `window` | rows of x → each with the rows after it, side by side | | `WindowSpec` |
+| `conv` | pictures [·, C] → [·, out] | matrix [out, side² · C], bias | `PictureConvSpec` |
+| `group_norm` | pictures [·, D] → [·, D] | gain, shift | `GroupNormSpec` |
 | `exchange` | this rank's columns → the columns of all ranks; made by `base.cut` alone | | `ExchangeSpec` |
 | `reduce` | this rank's partial sums → the sums of all ranks; made by `base.sums` alone, to be priced | | `ReduceSpec` |
 
@@ -48,6 +50,8 @@ from .arch import Scoring
 from .attending import AttentionSpec as AttentionSpec
 from .attending import LatentSpec as LatentSpec
 from .denoising import GivenSpec as GivenSpec
+from .denoising import GroupNormSpec as GroupNormSpec
+from .denoising import PictureConvSpec as PictureConvSpec
 from .exchange import ExchangeSpec
 from .ranking import BagsSpec as BagsSpec
 from .recurrent import ConvSpec, DeltaSpec, SsmSpec
@@ -84,6 +88,8 @@ TOKENS = Rows("N")
 """All tokens of the step."""
 SAMPLED = Rows("R")
 """Tokens whose logits are wanted."""
+TEXTS = Rows("T")
+"""Rows of the texts that pictures attend to."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -272,7 +278,7 @@ ROW_WISE = frozenset(
 RECURRENT = frozenset(("short_conv", "delta_rule", "ssm"))
 """Kinds that go on from the state of the row's sequence, and leave it for the following tokens."""
 KINDS = ROW_WISE | RECURRENT | {"embed", "receive", "write", "attend", "select"}
-KINDS |= {"modulate", "scatter", "window"}
+KINDS |= {"modulate", "scatter", "window", "conv", "group_norm"}
 """Further inputs of the other kinds: `embed` an index of the step, `modulate` and adaptive norms
 its entries, which sample a row each, `receive` the output of the preceding stage, `write`
 positions, `attend` the KV of the row's own sequence, `select` the sampled rows, `scatter` the rows

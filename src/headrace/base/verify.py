@@ -17,6 +17,7 @@ from .graph import (
     KINDS,
     RECURRENT,
     SAMPLED,
+    TEXTS,
     TOKENS,
     ActivationSpec,
     AddSpec,
@@ -27,11 +28,13 @@ from .graph import (
     ExpertsSpec,
     GivenSpec,
     Graph,
+    GroupNormSpec,
     LatentSpec,
     LinearSpec,
     Node,
     NormSpec,
     PartSpec,
+    PictureConvSpec,
     Role,
     RouteSpec,
     ScaleSpec,
@@ -122,6 +125,15 @@ def _rows(node: Node) -> Iterator[str]:
     elif node.kind == "select":
         if [value.rows for value in (*node.reads, *node.out)] != [TOKENS, SAMPLED]:
             yield "goes from N to R"
+    elif node.kind == "conv":
+        if isinstance(node.spec, PictureConvSpec) and not _convolved(node, node.spec):
+            yield "makes another number of rows"
+    elif node.kind == "attend" and len(node.reads) > 1:
+        if [value.rows for value in (*node.reads, *node.out)] != [TOKENS, TEXTS, TOKENS]:
+            yield "goes from N over T to N"
+    elif node.kind == "embed" and isinstance(node.spec, GivenSpec) and node.spec.of == "texts":
+        if rows != {TEXTS}:
+            yield "is of texts"
     elif node.kind == "window":
         if isinstance(node.spec, WindowSpec) and not _windows(node, node.spec):
             yield "makes another number of rows"
@@ -145,6 +157,15 @@ def _windows(node: Node, spec: WindowSpec) -> bool:
     few = range(16, 24)
     same = x.rows.name == out.rows.name
     return same and all(spec.rows(x.rows.of(n)) == out.rows.of(n) for n in few)
+
+
+def _convolved(node: Node, spec: PictureConvSpec) -> bool:
+    """Return whether a convolution's rows follow from those that it reads."""
+    (x,), (out,) = node.reads, node.out
+    read = spec.lines * spec.columns
+    made = spec.lines * spec.up // spec.stride * (spec.columns * spec.up // spec.stride)
+    ratio = out.rows.times * x.rows.over * read, x.rows.times * out.rows.over * made
+    return x.rows.name == out.rows.name and ratio[0] == ratio[1]
 
 
 def _order(node: Node, written: set[int]) -> Iterator[str]:
@@ -223,6 +244,11 @@ def _form(node: Node) -> Form | None:
             return Form([x] * 3, [x])
         case "norm", NormSpec(kind):
             return Form([x], [x], [_vectors(x), _vectors(*[x] * (1 if kind == "rms" else 2))])
+        case "conv", PictureConvSpec():
+            size = node.spec.side**2 * x
+            return Form([x], [y], [[("linear", 1, y, size), *_vectors(y)]])
+        case "group_norm", GroupNormSpec():
+            return Form([x], [x], [_vectors(x, x)])
         case "add", None | AddSpec():
             return Form([x, x], [x])
         case "scale", ScaleSpec():
@@ -306,7 +332,8 @@ def _attention(kind: str, spec: AttentionSpec) -> Form:
         made = spec.stacked if spec.bidirectional else spec.queries
         return Form([spec.stacked], [made], [[], _vectors(*norms)])
     if spec.bidirectional:
-        return Form([spec.stacked], [spec.queries])
+        reads = [spec.queries, 2 * spec.queries] if spec.across else [spec.stacked]
+        return Form(reads, [spec.queries], [_vectors(*[spec.heads * 2 * spec.reach][: spec.reach])])
     return Form([spec.queries], [spec.queries], [[], _vectors(spec.heads)])
 
 

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from contextlib import aclosing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,7 +33,9 @@ command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @configured
 def draw(
     engine: EngineOptions,
-    label: Annotated[str, typer.Argument(help="Name or number of a class of the model.")],
+    prompt: Annotated[
+        str, typer.Argument(help="A text, or a name or number of a class of the model.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file, a PNG.")] = Path("out.png"),
     count: Annotated[
         int, typer.Option("--n", help="Pictures; of several, the files are numbered.")
@@ -45,24 +47,25 @@ def draw(
         float | None,
         typer.Option("--guidance", help="Weight of the class.", show_default=f"{GUIDANCE:g}"),
     ] = None,
+    negative: Annotated[
+        str | None, typer.Option("--negative", help="Text that guidance leads away from.")
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Same seed, same pictures.")] = None,
 ) -> None:
-    """Draw pictures of a class. MODEL is a folder of diffusers' DiTPipeline without a decoder."""
+    """Draw pictures of a class or a text. MODEL is a folder of a pipeline of diffusers: DiT or
+    PixArt."""
     if out.suffix.lower() != ".png":
         raise InvalidRequest(f"{out} must end in .png", param="out")
     if not out.parent.is_dir():  # Before the work that would be lost.
         raise InvalidRequest(f"{out} cannot be written: {out.parent} is no folder", param="out")
-    given = {"n": count, "steps": steps, "guidance": guidance, "seed": seed}
-    asyncio.run(_draw(engine, label, out, given))
+    given: dict[str, Any] = {"n": count, "steps": steps, "guidance": guidance, "seed": seed}
+    asyncio.run(_draw(engine, prompt, out, {**given, "negative": negative}))
 
 
-async def _draw(
-    options: EngineOptions, label: str, out: Path, given: dict[str, int | float | None]
-) -> None:
+async def _draw(options: EngineOptions, prompt: str, out: Path, given: dict[str, Any]) -> None:
     async with engine_of(options) as engine:
-        files = engine.files
-        denoiser = denoiser_of(files, engine.model_name)
-        order = read_drawing(files, denoiser, label, **given)  # type: ignore[arg-type]
+        denoiser = denoiser_of(engine.files, engine.model_name)
+        order = read_drawing(engine, denoiser, prompt, **given)
         seconds = predicted(engine, order)
         if seconds is not None:
             print(f"about {seconds:.2g} s", file=sys.stderr)

@@ -22,11 +22,13 @@ from ..base.graph import (
     EmbedSpec,
     ExpertsSpec,
     GivenSpec,
+    GroupNormSpec,
     LatentSpec,
     LinearSpec,
     Node,
     NormSpec,
     PartSpec,
+    PictureConvSpec,
     RouteSpec,
     ScaleSpec,
     ScatterSpec,
@@ -36,10 +38,11 @@ from ..base.graph import (
 )
 from ..base.joins import AroundSpec, CodesSpec
 from ..base.recurrent import ConvSpec, DeltaSpec, SsmSpec
-from .arrays import Array, host, tensor
+from .arrays import Array, floats, host, joined, tensor
 from .dealing import Dealing
 from .fuse import Joining, Norm
 from .operators import KvCache, KvLayer, Operators, StepBatch
+from .pictured import attend, convolve, group_norm
 from .ranked import bags
 from .ranks import ExpertShare, Ranks
 from .timing import OperatorTimes
@@ -208,6 +211,19 @@ class _Run:
         spec = cast(WindowSpec, node.spec)
         self.values[node.out[0]] = windows(self.values[node.reads[0]], spec)
 
+    def _conv(self, node: Node) -> None:
+        matrix, bias = node.weights
+        weight, added = self.weights.weight(matrix), self.weights.vector(bias)
+        x, spec = self.values[node.reads[0]], cast(PictureConvSpec, node.spec)
+        strips = convolve(x, spec, lambda rows: self.ops.linear(rows, weight, added))
+        self.values[node.out[0]] = joined(strips, 0)
+
+    def _group_norm(self, node: Node) -> None:
+        spec, vectors = cast(GroupNormSpec, node.spec), map(self.weights.vector, node.weights)
+        entries = len(self.batch.lengths)
+        y = group_norm(self.values[node.reads[0]], spec, *vectors, entries)
+        self.values[node.out[0]] = self.ops.activate(y, "silu") if spec.silu else y
+
     def _norm(self, node: Node) -> None:
         spec, x = cast(NormSpec, node.spec), self.values[node.reads[0]]
         if len(node.reads) > 1:
@@ -279,11 +295,25 @@ class _Run:
     def _attend(self, node: Node) -> None:
         spec, x = cast(AttentionSpec, node.spec), self.values[node.reads[0]]
         kv, batch, group = (None, self.batch, 0) if spec.bidirectional else self._kv(spec)
+        if spec.bidirectional and (spec.across or spec.reach):
+            self._attend_apart(node, spec)
+            return
         if spec.across:
             assert batch.across is not None, "the step reads no inputs"
             batch = batch.across
         sinks = self.weights.vector(node.weights[0]) if node.weights else None
         self.values[node.out[0]] = self.ops.attend(x, spec, kv, batch, group, sinks)
+
+    def _attend_apart(self, node: Node, spec: AttentionSpec) -> None:
+        """Attend to rows of texts, or to the own entry with biases."""
+        q, *others = (floats(self.values[value]) for value in node.reads)
+        bounds = keys = host(self.batch.query_starts)
+        if others:
+            assert self.batch.pictured is not None, "the step has no texts"
+            keys = self.batch.pictured.text_starts
+        kv = others[0] if others else q[:, spec.queries :]
+        bias = floats(self.weights.vector(node.weights[0])) if node.weights else None
+        self.values[node.out[0]] = self._of_host(attend(q, kv, spec, bounds, keys, bias))
 
     def _absorb(self, node: Node) -> None:
         q, own, rotary = (self.values[value] for value in node.reads)

@@ -238,6 +238,8 @@ class StepLimits:
     max_context: int
     drafts: int = 0
     """Tokens that an entry may verify in addition to its own."""
+    texts: int = 1
+    """T at most."""
 
     @property
     def samples(self) -> int:

@@ -53,6 +53,10 @@ class PicturedRows:
     """[R, features]: those of the time step of each entry."""
     labels: Ids
     """[R]: class of each entry."""
+    texts: npt.NDArray[np.float32]
+    """[T, ·]: rows of each entry's encoded text."""
+    text_starts: npt.NDArray[np.int32]
+    """[B + 1]: bounds of the entries in `texts`."""
 
 
 def bags(

@@ -34,7 +34,7 @@ def bidirectional(
     sizes = arch.heads, arch.heads, arch.head_dim, arch.scale
     spec = AttentionSpec(layer, *sizes, rope, window, eps=arch.norm_eps, bidirectional=True)
     spec = spec._replace(whole_norm=bool(norms))
-    outputs = [3 * arch.hidden // len(names)] * len(names)
+    outputs = [3 * spec.queries // len(names)] * len(names)
     qkv = to.linear(x, *names, outputs=outputs, bias=bias, purpose="qkv")
     if rope is not None or norms:
         gains = [vector([f"{name}.weight"], [spec.queries]) for name in norms]

@@ -1,4 +1,4 @@
-"""A folder of diffusers' `DiTPipeline` as a `ModelFiles`, and its weights.
+"""A folder of one of diffusers' pipelines as a `ModelFiles`, and the weights of its parts.
 
 A folder without a decoder (`vae`) has pictures in one or three channels for latents.
 """
@@ -9,10 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import isqrt, prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from ..base.denoising import TextEncoder
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.modelfiles import ModelFiles
+from ..kernels.arrays import floats
+from ..models import t5, vae
 from ..models.dit import POSITIONS
 from ..models.reader import from_hf
 from ..models.registry import describe
@@ -20,44 +26,55 @@ from ..quant.ggml_types import DENSE
 from .encoder_files import check_shapes
 from .folder import NO_TEXT, licence_of
 from .jsonfile import read_json
+from .safetensors_file import StoredTensor
 from .shards import find_shards, read_headers
 from .weight_source import Named
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 INDEX, FORMAT = "model_index.json", "diffusers"
 STEM = "diffusion_pytorch_model"
 """Beginning of the names of weight files."""
 MOST_NAME = 200
 """Letters of a class's name."""
-_TRANSFORMER = "DiTTransformer2DModel"
+
+PIPELINES: Mapping[str, tuple[str, str, int]] = {
+    "DiTPipeline": ("dit", "DiTTransformer2DModel", 0),
+    "PixArtAlphaPipeline": ("pixart", "PixArtTransformer2DModel", 120),
+    "PixArtSigmaPipeline": ("pixart", "PixArtTransformer2DModel", 300),
+}
+"""Pipelines → (family, its class, most tokens of a text; 0: no text is read)."""
 
 
 def open_pipeline(folder: Path, name: str, licence: str | None = None) -> ModelFiles:
     """Read the small files of a pipeline, and the headers of its weights. Raises `ModelFileError`,
     `UnsupportedModel`."""
     index = read_json(folder / INDEX)
-    for key, allowed in (("_class_name", "DiTPipeline"), ("transformer", _TRANSFORMER)):
-        _expect(INDEX, key, _class(index, key), allowed)
-    if (decoder := _class(index, "vae")) is not None:
-        raise UnsupportedModel(
-            f"{INDEX}: vae is {decoder!r:.80}; decoders are not supported yet: a folder without "
-            "one is served, whose latents are the pictures",
-            param="vae",
-        )
-    parts = {
-        part: read_json(folder / part / file)
-        for part, file in (("transformer", "config.json"), ("scheduler", "scheduler_config.json"))
-    }
-    config = parts["transformer"]
-    _expect("config.json", "_class_name", config.get("_class_name"), _TRANSFORMER)
-    own = {"model_type": "dit", "architectures": [_TRANSFORMER], "scheduler": parts["scheduler"]}
+    given = index.get("_class_name")
+    _expect(INDEX, "_class_name", given, *PIPELINES)
+    family, transformer, texts = PIPELINES[given]
+    _expect(INDEX, "transformer", _class(index, "transformer"), transformer)
+    _expect(INDEX, "vae", _class(index, "vae"), None, vae.CLASS)
+    folders = {"transformer": STEM}
+    if _class(index, "vae") is not None:
+        folders["vae"] = STEM
+    tokenizer: Path | dict[str, Any] = NO_TEXT
+    if texts:
+        _expect(INDEX, "text_encoder", _class(index, "text_encoder"), t5.CLASS)
+        folders["text_encoder"] = "model"
+        tokenizer = folder / "tokenizer" / "tokenizer.json"
+        if not tokenizer.is_file():
+            raise ModelFileError(f"{folder}: it lacks tokenizer/tokenizer.json", param="tokenizer")
+    configs: dict[str, Any] = {part: read_json(folder / part / "config.json") for part in folders}
+    config = configs["transformer"]
+    _expect("config.json", "_class_name", config.get("_class_name"), transformer)
+    own = {
+        "model_type": family, "architectures": [transformer], "texts": texts or None,
+        "scheduler": read_json(folder / "scheduler" / "scheduler_config.json"),
+        "vae": configs.get("vae"), "text_encoder": configs.get("text_encoder"),
+    }  # fmt: skip
     arch = from_hf({**config, **own})
     denoiser = arch.denoiser
     assert denoiser is not None, "it is of the family"
-    if denoiser.channels not in (1, 3):
+    if denoiser.decoder is None and denoiser.channels not in (1, 3):
         raise UnsupportedModel(
             f"config.json: in_channels is {denoiser.channels}; supported without a decoder: 1, 3",
             param="in_channels",
@@ -67,8 +84,10 @@ def open_pipeline(folder: Path, name: str, licence: str | None = None) -> ModelF
             f"config.json: the width is {arch.hidden}; supported: multiples of 4",
             param="attention_head_dim",
         )
-    shards = find_shards(folder / "transformer", STEM)
-    made = ModelFiles(name, FORMAT, folder, shards, arch, NO_TEXT, None)
+    shards = tuple(
+        shard for part, stem in folders.items() for shard in find_shards(folder / part, stem)
+    )
+    made = ModelFiles(name, FORMAT, folder, shards, arch, tokenizer, None)
     labels = _labels(index.get("id2label"), denoiser.classes)
     return replace(made, licence=licence or licence_of(folder), labels=labels)
 
@@ -79,9 +98,10 @@ def _class(index: Mapping[str, Any], key: str) -> Any:
     return value[-1] if isinstance(value, list) and len(value) == 2 else value
 
 
-def _expect(where: str, key: str, found: Any, allowed: str) -> None:
-    if found != allowed:
-        raise UnsupportedModel(f"{where}: {key} is {found!r:.80}; supported: {allowed}", param=key)
+def _expect(where: str, key: str, found: Any, *allowed: str | None) -> None:
+    if found not in allowed:
+        known = ", ".join(one or "none" for one in allowed)
+        raise UnsupportedModel(f"{where}: {key} is {found!r:.80}; supported: {known}", param=key)
 
 
 def _labels(given: Any, classes: int) -> dict[str, int]:
@@ -103,30 +123,88 @@ def _labels(given: Any, classes: int) -> dict[str, int]:
     return found
 
 
-def denoiser_weights(files: ModelFiles) -> Iterator[tuple[str, Named]]:
-    """Yield (name, weight) of every tensor. Raises `ModelFileError`, `UnsupportedModel`."""
-    stored = read_headers(files.weights)
+def _stored(files: ModelFiles, part: str) -> dict[str, StoredTensor]:
+    """Return the tensors of a part's folder. Raises `ModelFileError`, `UnsupportedModel`."""
+    stored = read_headers(tuple(one for one in files.weights if one.parent.name == part))
     for name, tensor in stored.items():
         if tensor.dtype not in DENSE:
             raise UnsupportedModel(
                 f"{tensor.shard.name}: {name:.100} is {tensor.dtype}; supported: {', '.join(DENSE)}"
             )
-        if len(tensor.shape) > 2:  # A convolution's kernels: products with the numbers of a patch.
-            flat = tensor.shape[0], prod(tensor.shape[1:])
-            stored[name] = replace(tensor, shape=flat)
+    return stored
+
+
+def denoiser_weights(files: ModelFiles) -> Iterator[tuple[str, Named]]:
+    """Yield (name, weight) of every tensor. Raises `ModelFileError`, `UnsupportedModel`."""
+    stored = _stored(files, "transformer")
+    for name, tensor in [*stored.items()]:
+        if name.endswith("scale_shift_table"):
+            stored[f"{name}.weight"] = replace(stored.pop(name), shape=(1, prod(tensor.shape)))
+        elif len(tensor.shape) > 2:  # Convolutions: products with the numbers of a patch.
+            stored[name] = replace(tensor, shape=(tensor.shape[0], prod(tensor.shape[1:])))
     wanted, table = describe(files.arch).tensors(), f"{POSITIONS}.weight"
     tokens, width = wanted.pop(table)
     check_shapes(stored, wanted.items())
-    yield table, _positions(isqrt(tokens), width)
+    assert files.arch.denoiser is not None
+    yield table, _positions(isqrt(tokens), width, files.arch.denoiser.stretch)
     yield from stored.items()
 
 
-def _positions(side: int, width: int) -> npt.NDArray[np.float32]:
-    """Return sines and cosines of each patch's column, then of its row [side², width]."""
-    import numpy as np  # Local: readers of headers alone do without it.
+def decoder_weights(files: ModelFiles) -> Iterator[tuple[str, Named]]:
+    """Yield (name, weight) of every tensor of the decoder's graph."""
+    for name, tensor in _stored(files, "vae").items():
+        if not name.startswith(("decoder.", "post_quant_conv.")):
+            continue
+        for old, new in _OLD if ".attentions." in name else ():
+            name = name.replace(old, new)
+        if len(tensor.shape) < 3:
+            yield name, tensor
+        else:  # Kernels [out, in, row, column] as products with rows side by side.
+            kernel = tensor.read().transpose(0, *range(2, len(tensor.shape)), 1)
+            yield name, kernel.reshape(len(kernel), -1).copy()
 
+
+_OLD = (
+    (".query.", ".to_q."), (".key.", ".to_k."), (".value.", ".to_v."),
+    (".proj_attn.", ".to_out.0."),
+)  # fmt: skip
+"""Names of attention's products in older files."""
+
+
+def text_weights(files: ModelFiles) -> Iterator[tuple[str, Named]]:
+    """Yield (name, weight) of every tensor of the text encoder's graph. Raises
+    `ModelFileError`."""
+    assert files.arch.denoiser is not None
+    reads = files.arch.denoiser.reads
+    assert reads is not None, "it reads texts"
+    stored = _stored(files, "text_encoder")
+    if (tied := stored.pop("encoder.embed_tokens.weight", None)) is not None:
+        stored.setdefault("shared.weight", tied)
+    check_shapes(stored, [(t5.TABLE, (reads.buckets, reads.heads))])
+    yield t5.GRID, _biases(stored.pop(t5.TABLE), reads)
+    yield from stored.items()
+
+
+def _biases(table: StoredTensor, reads: TextEncoder) -> npt.NDArray[np.float32]:
+    """Return T5's bias of each head and distance [heads · 2 · reach]: see `AttentionSpec.reach`."""
+    distance, half = np.arange(1 - reads.reach, reads.reach + 1), reads.buckets // 2
+    far, near = np.abs(distance), half // 2
+    scale = np.log(np.float32(reads.distance / near))
+    steps = np.log(np.maximum(far, 1).astype(np.float32) / near) / scale * (half - near)
+    bucket = np.where(far < near, far, np.minimum(near + steps.astype(np.int64), half - 1))
+    bucket += half * (distance > 0)
+    found: npt.NDArray[np.float32] = floats(table.read()).T[:, bucket].reshape(-1)
+    return np.ascontiguousarray(found)
+
+
+def _positions(side: int, width: int, stretch: float) -> npt.NDArray[np.float32]:
+    """Return sines and cosines of each patch's column, then of its row [side², width]."""
     each = 1.0 / 10_000.0 ** (np.arange(width // 4) / (width / 4))
-    turns = np.outer(np.arange(side), each)
+    turns = np.outer(np.arange(side) / stretch, each)
     one = np.concatenate([np.sin(turns), np.cos(turns)], 1)
     rows, columns = np.divmod(np.arange(side**2), side)
     return np.concatenate([one[columns], one[rows]], 1).astype(np.float32)
+
+
+PART_WEIGHTS = {"texts": text_weights, "decoder": decoder_weights}
+"""Readers of the weights of `models.vae.parts_beside`."""

@@ -8,7 +8,7 @@ are those of diffusers' `DiTPipeline`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..base.arch import ModelArch, Rope
@@ -20,6 +20,8 @@ from ..layers.description import Description
 from ..layers.encoder import bidirectional
 from ..layers.feed_forward import two_products
 from .family import Config, Family, flag, integer, number, word
+from .t5 import read_texts
+from .vae import read_decoder
 
 POSITIONS = "pos_embed.grid"
 """Table of the sines and cosines of each patch's place, which no file holds."""
@@ -53,9 +55,7 @@ def dit(arch: ModelArch) -> Graph:
     denoiser = arch.denoiser
     assert denoiser is not None, "the architecture says nothing of a denoiser"
     to, hidden, area = Description(arch), arch.hidden, denoiser.patch**2
-    patches = to.node("embed", (), area * denoiser.channels, spec=GivenSpec("patches"))
-    x = to.embed(POSITIONS, denoiser.tokens, EmbedSpec("positions"))
-    x = to.add(x, to.linear(patches, "pos_embed.proj", outputs=hidden, bias=True, purpose="up"))
+    x = patches(to, denoiser)
     times = to.node("embed", (), TIMES, spec=GivenSpec("times"), rows=SAMPLED)
     first: Value | None = None
     for layer in range(arch.layers):
@@ -63,23 +63,47 @@ def dit(arch: ModelArch) -> Graph:
         known = _conditioned(to, times, f"{at}.norm1.emb", denoiser.classes + 1)
         first = first or known
         made = to.linear(known, f"{at}.norm1.linear", outputs=6 * hidden, bias=True, purpose="up")
-        shift, gain, factor, *others = to.parts(made, [hidden] * 6)
-        names = [f"{at}.attn1.to_{letter}" for letter in "qkv"]
-        normed = to.adaptive_norm(x, gain, shift, EPS)
-        mixed = bidirectional(to, layer, normed, names, f"{at}.attn1.to_out.0", bias=arch.qkv_bias)
-        x = to.modulate(x, mixed, factor)
-        shift, gain, factor = others
-        normed = to.adaptive_norm(x, gain, shift, arch.norm_eps)
-        products = f"{at}.ff.net.0.proj", f"{at}.ff.net.2"
-        x = to.modulate(
-            x, two_products(to, normed, *products, ActivationSpec(arch.activation)), factor
-        )
+        x = block(to, layer, x, made, EPS)
     assert first is not None, "it has layers"
     made = to.linear(first, "proj_out_1", outputs=2 * hidden, bias=True, purpose="up")
     shift, gain = to.parts(made, [hidden] * 2)
     x = to.adaptive_norm(x, gain, shift, EPS)
     out = area * denoiser.outputs
     return to.graph(hidden=to.linear(x, "proj_out_2", outputs=out, bias=True, purpose="head"))
+
+
+def patches(to: Description, denoiser: Denoiser) -> Value:
+    """Describe the patches with their places [N, hidden]."""
+    numbers = denoiser.patch**2 * denoiser.channels
+    given = to.node("embed", (), numbers, spec=GivenSpec("patches"))
+    x = to.embed(POSITIONS, denoiser.tokens, EmbedSpec("positions"))
+    made = to.linear(given, "pos_embed.proj", outputs=to.arch.hidden, bias=True, purpose="up")
+    return to.add(x, made)
+
+
+def block(
+    to: Description,
+    layer: int,
+    x: Value,
+    made: Value,
+    eps: float,
+    across: Callable[[Value], Value] | None = None,
+) -> Value:
+    """Describe a layer, modulated by `made` [R, 6 · hidden]. `across`: attention between its halves
+    to something else."""
+    arch, at = to.arch, f"transformer_blocks.{layer}"
+    shift, gain, factor, *others = to.parts(made, [arch.hidden] * 6)
+    names = [f"{at}.attn1.to_{letter}" for letter in "qkv"]
+    normed = to.adaptive_norm(x, gain, shift, eps)
+    mixed = bidirectional(to, layer, normed, names, f"{at}.attn1.to_out.0", bias=arch.qkv_bias)
+    x = to.modulate(x, mixed, factor)
+    if across is not None:
+        x = to.add(x, across(x))
+    shift, gain, factor = others
+    normed = to.adaptive_norm(x, gain, shift, arch.norm_eps)
+    products = f"{at}.ff.net.0.proj", f"{at}.ff.net.2"
+    inner = two_products(to, normed, *products, ActivationSpec(arch.activation))
+    return to.modulate(x, inner, factor)
 
 
 def _conditioned(to: Description, times: Value, at: str, rows: int) -> Value:
@@ -112,14 +136,28 @@ def _denoiser(config: Config) -> Denoiser:
             "twice as many",
             param="out_channels",
         )
-    classes = fields.integer("num_embeds_ada_norm", 1, 2**20, 1000)
+    classes, reads = 0, None
+    if (texts := fields.mapping("text_encoder")) is not None:
+        reads = read_texts(texts, fields.integer("texts", 1, 4096))
+        fields.expect("caption_channels", reads.hidden)
+        if fields.flag("use_additional_conditions", size == 128):
+            raise UnsupportedModel(
+                f"{fields.where}: use_additional_conditions is true (the default of sample_size "
+                "128); supported: false",
+                param="use_additional_conditions",
+            )
+    else:
+        classes = fields.integer("num_embeds_ada_norm", 1, 2**20, 1000)
+    vae = fields.mapping("vae")
+    decoder = None if vae is None else read_decoder(vae, channels, size)
     solver = _solver(fields.mapping("scheduler") or {})
     if (tokens := (size // patch) ** 2) > MOST_TOKENS:
         raise UnsupportedModel(
             f"{fields.where}: a picture has {tokens} patches; at most {MOST_TOKENS} are supported",
             param="patch_size",
         )
-    return Denoiser(channels, size, patch, classes, outputs, solver)
+    stretch = fields.number("interpolation_scale", 1e-3, 1e3, max(size // 64, 1) if reads else 1)
+    return Denoiser(channels, size, patch, classes, outputs, solver, decoder, reads, stretch)
 
 
 def _solver(config: Mapping[str, Any]) -> NoiseSolver:

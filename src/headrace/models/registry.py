@@ -29,6 +29,7 @@ from . import (
     nemotron_h,
     olmo2,
     phi3,
+    pixart,
     qwen,
     qwen3_next,
     starcoder2,
@@ -38,7 +39,8 @@ from .family import Family
 
 FILES = (
     arcee, bert, cohere2, deepseek, dit, dlrm, gemma, gemma4, glm, gpt_oss, granite, lfm2, llama,
-    llama4, minimax_m2, ministral3, nemotron_h, olmo2, phi3, qwen, qwen3_next, starcoder2, whisper,
+    llama4, minimax_m2, ministral3, nemotron_h, olmo2, phi3, pixart, qwen, qwen3_next, starcoder2,
+    whisper,
 )  # fmt: skip
 """Files of families: a line for each."""
 ALL: tuple[Family, ...] = tuple(family for file in FILES for family in file.FAMILIES)

@@ -113,6 +113,8 @@ def bidirectional_attention(
     """
     tokens = step.tokens
     pairs = 2 * step.attended[None].pairs - tokens
+    if spec.across and case.arch.denoiser is not None:
+        pairs = tokens * case.arch.denoiser.texts
     if spec.window is not None:
         pairs = min(pairs, tokens * spec.window)
     size = tokens * spec.queries * dtype_bytes(case.dtype)

@@ -81,7 +81,7 @@ def _work(node: Node, units: int, *, coded: bool) -> NodeWork:
     moved: float = NUMBER * sum(
         value.rows.of(units) * value.width for value in (*node.reads, *node.out)
     )
-    if node.kind == "linear":
+    if node.kind in ("linear", "conv"):
         weight = node.weights[0]
         plain = ".conv" in weight.names[0]
         codes = coded and not plain

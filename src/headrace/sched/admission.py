@@ -65,7 +65,7 @@ def work_of(
     if (wish := request.spec.picture) is not None:
         assert denoiser is not None, "the model draws no pictures"
         size = denoiser.tokens * wish.entries
-        return [Stepped(order, request, wish.steps, size, (urgency, order))]
+        return [Stepped(order, request, len(denoiser.phases(wish)), size, (urgency, order))]
     return [_once(request, order, urgency, max_context, kv)]
 
 

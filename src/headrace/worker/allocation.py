@@ -78,12 +78,17 @@ class Allocator:
             additions = opened.adapters.additions
         tables = BlockTables(options.rows, options.max_context, pool, device)
         entries = options.rows
-        if self.arch.denoiser is not None:  # A row may have two.
-            entries = options.step_tokens // self.arch.denoiser.tokens
-        limits = StepLimits(options.step_tokens, entries, options.max_context, options.drafts)
+        texts = 1
+        if (denoiser := self.arch.denoiser) is not None:  # A row may have two.
+            entries = options.step_tokens // denoiser.tokens
+            texts = max(1, entries * denoiser.texts)
+        most = options.max_context, options.drafts, texts
+        limits = StepLimits(options.step_tokens, entries, *most)
         text.allocate(self._kept(pool), limits, memory=self.memory, additions=additions)
         if encoder is not None:
             encoder.bind(pool, text.cache)
+        for part in opened.drawing.values():
+            part.bind()
         host, batch = self._batches(rows, tables, pool, limits)
         if text.program.lowered:
             # Torch's remaining work in a step is small, and waking its threads costs more.
@@ -157,7 +162,8 @@ class Allocator:
             rows.ranked = scores.rows_of
             return [scores]
         if self.arch.denoiser is not None:
-            drawn = Denoising(self.arch.denoiser, tensors=not program.host)
+            tensors = not program.host
+            drawn = Denoising(self.arch.denoiser, opened.drawing, tensors=tensors)
             rows.pictured = drawn.batch
             return [drawn]
         aligner: list[RowFeature] = []

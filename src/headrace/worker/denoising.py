@@ -1,20 +1,22 @@
 """Pictures that are drawn: what a step reads of each, and what it leaves of each.
 
-A row keeps its picture and its solver's history from step to step. An entry of a plan is a step of
-one picture, and one or two entries of the batch: with guidance the model runs with the picture's
-class and without any, and the difference is stretched (Ho and Salimans 2022, arXiv 2207.12598).
+A row keeps its picture and its solver's history from step to step. An entry of a plan is one phase
+of a picture: a text of it is encoded, a step done, or a slice of it decoded. A step is one or two
+entries of the batch: with guidance the model runs with the picture's class or text and without any,
+and the difference is stretched (Ho and Salimans 2022, arXiv 2207.12598).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..base.denoising import Denoiser, PictureWish
+from ..base.denoising import Denoiser, Phase, PictureWish
 from ..base.outputs import PictureOutput
 from ..base.step import Admission, StepPlan, StepResult
 from ..kernels.arrays import Array, host, tensor
@@ -23,16 +25,24 @@ from ..kernels.program import EVERY, Outputs
 from ..kernels.ranked import PicturedRows
 from .arrays import fp32
 from .features import RowWish
+from .items import ItemPart
 from .solvers import Floats, Trajectory, normal, time_features, verify
 
 NAN = "the model's numbers are not finite: it computed NaN for this picture"
 
 
-class _DrawnRow(NamedTuple):
+@dataclass(slots=True)
+class _DrawnRow:
     """A picture on its way."""
 
     wish: PictureWish
+    tenant: str
     path: Trajectory
+    phases: list[Phase]
+    texts: list[Floats] = field(default_factory=list)
+    """Rows of its encoded texts."""
+    decoded: Any = None
+    """The item of the decoder, from its first slice to its last."""
 
 
 class Denoising(RowWish[_DrawnRow]):
@@ -40,31 +50,40 @@ class Denoising(RowWish[_DrawnRow]):
 
     want = EVERY
 
-    def __init__(self, denoiser: Denoiser, *, tensors: bool) -> None:
+    def __init__(self, denoiser: Denoiser, parts: Mapping[str, ItemPart], *, tensors: bool) -> None:
         """`tensors`: the batch has torch tensors. Raises `UnsupportedModel`."""
         super().__init__()
+        self._parts = parts
         verify(denoiser.solver)
         self._denoiser, self._tensors = denoiser, tensors
         self._shape = denoiser.channels, denoiser.size, denoiser.size
+        self._numbers = denoiser.channels * denoiser.patch**2
+        width = 0 if denoiser.reads is None else denoiser.reads.hidden
+        self._empty = np.zeros((min(1, width), width), np.float32)
 
     def wish(self, admission: Admission) -> _DrawnRow | None:
         wish = admission.spec.picture
         if wish is None:
             return None
         draw = partial(normal, admission.spec.seed, wish.choice, shape=self._shape)
-        return _DrawnRow(wish, Trajectory(self._denoiser.solver, wish.steps, draw))
+        path = Trajectory(self._denoiser.solver, wish.steps, draw)
+        return _DrawnRow(wish, admission.tenant, path, self._denoiser.phases(wish))
 
     def batch(self, plan: StepPlan) -> StepBatch:
-        """Make the batch of a step. A row without a picture, of a step that nobody reads, has an
-        empty one."""
-        tokens, patches, times, labels = self._denoiser.tokens, [], list[Floats](), list[int]()
+        """Make the batch of the pictures that do a step. A row without a picture, of a step that
+        nobody reads, has an empty one."""
+        tokens, late = self._denoiser.tokens, 1 - bool(self._denoiser.reads)
+        patches, times = [np.zeros((0, self._numbers), np.float32)], [time_features(0.0, late)]
+        labels, texts = list[int](), [self._empty[:0]]
         for _, drawn, entries in self._entries(plan):
             if drawn is None:
                 given, time, label = np.zeros(self._shape, np.float32), 0.0, 0
+                texts += [self._empty] * entries
             else:
                 given, time, label = drawn.path.given(), drawn.path.time, drawn.wish.label
+                texts += drawn.texts[:entries]
             patches += [self._patches(given)] * entries
-            times += [time_features(time)] * entries
+            times += [time_features(time, late)] * entries
             labels += [label, self._denoiser.classes][:entries]
         count = len(labels)
         starts = np.arange(count + 1, dtype=np.int32) * tokens
@@ -78,15 +97,30 @@ class Denoising(RowWish[_DrawnRow]):
             max_count=tokens,
             max_length=tokens,
             pictured=PicturedRows(
-                np.concatenate(patches), np.stack(times), np.array(labels, np.int64)
+                np.concatenate(patches),
+                np.stack(times)[1:],
+                np.array(labels, np.int64),
+                np.concatenate(texts),
+                np.cumsum([len(one) for one in texts], dtype=np.int32),
             ),
         )
 
     def collect(self, plan: StepPlan, outputs: Outputs, result: StepResult) -> None:
-        """Do a step of each picture with the model's outputs [N, ·]."""
+        """Do a step of each picture with the model's outputs [N, ·], and the other phases."""
         assert outputs.hidden is not None
-        rows, begin, tokens = host(fp32(outputs.hidden)), 0, self._denoiser.tokens
-        found = dict(result.outputs or {})
+        found, bare = dict(result.outputs or {}), self._denoiser.decoder is None
+        stepped = [(*one, bare) for one in self._stepped(plan, host(fp32(outputs.hidden)))]
+        decoded = [(*one, True) for one in self._done_else(plan)]
+        for entry, drawn, picture, finished in stepped + decoded:
+            if not np.isfinite(picture).all():
+                result.spoiled[entry] = NAN
+            elif finished and drawn.wish.reports(drawn.path.done):
+                found[entry] = PictureOutput(picture.tobytes(), drawn.path.done)
+        result.outputs = found
+
+    def _stepped(self, plan: StepPlan, rows: Floats) -> Iterator[tuple[int, _DrawnRow, Floats]]:
+        """Do steps; yield (entry of the plan, its picture, the latent)."""
+        begin, tokens = 0, self._denoiser.tokens
         for entry, drawn, entries in self._entries(plan):
             given = [
                 self._picture_of(rows[begin + tokens * each : begin + tokens * (each + 1)])
@@ -99,18 +133,64 @@ class Denoising(RowWish[_DrawnRow]):
             if entries > 1:
                 output = given[1] + np.float32(drawn.wish.guidance) * (given[0] - given[1])
             drawn.path.advance(output)
-            if not np.isfinite(drawn.path.picture).all():
-                result.spoiled[entry] = NAN
-            elif drawn.wish.reports(drawn.path.done):
-                found[entry] = PictureOutput(drawn.path.picture.tobytes(), drawn.path.done)
-        result.outputs = found
+            yield entry, drawn, drawn.path.picture
+
+    def _done_else(self, plan: StepPlan) -> Iterator[tuple[int, _DrawnRow, Floats]]:
+        """Do the other phases; yield (entry of the plan, its picture, the pixels) of each that is
+        decoded."""
+        for entry, row in enumerate(plan.rows):
+            drawn = self._rows.get(row)
+            if drawn is None:
+                continue
+            phase, at = self._phase(plan, entry, drawn)
+            if phase == "text":
+                drawn.texts.append(self._text(drawn, at))
+            elif phase == "slice" and (pixels := self._decoded(drawn, at)) is not None:
+                yield entry, drawn, pixels
+
+    def _text(self, drawn: _DrawnRow, at: int) -> Floats:
+        """Encode a text; another picture of the tenant may have its rows."""
+        tokens = drawn.wish.texts[at]
+        for other in self._rows.values():
+            if other.tenant == drawn.tenant:
+                for known, rows in zip(other.wish.texts, other.texts, strict=False):
+                    if known == tokens:
+                        return rows
+        part = self._parts["texts"]
+        item = part.begin(np.array(tokens, np.int64))
+        part.run(item)
+        return part.rows(item)
+
+    def _decoded(self, drawn: _DrawnRow, at: int) -> Floats | None:
+        """Decode a slice of a picture; return it after the last one."""
+        part, decoder = self._parts["decoder"], self._denoiser.decoder
+        assert decoder is not None
+        if not at:
+            latent = drawn.path.picture / np.float32(decoder.scaling) + np.float32(decoder.shift)
+            rows = latent.reshape(len(latent), -1).T
+            places = np.arange(len(rows))
+            drawn.decoded = part.begin(places, np.ascontiguousarray(rows))
+        part.run(drawn.decoded, at + 1)
+        if at + 1 < decoder.slices:
+            return None
+        picture = part.rows(drawn.decoded).T.reshape(self._denoiser.shape)
+        drawn.decoded = None
+        return np.ascontiguousarray(picture)
 
     def _entries(self, plan: StepPlan) -> Iterator[tuple[int, _DrawnRow | None, int]]:
-        """Yield (entry of the plan, its picture, its entries in the batch)."""
+        """Yield (entry of the plan, its picture, its entries in the batch) of those that do a
+        step."""
         for entry, (row, count) in enumerate(zip(plan.rows, plan.counts, strict=True)):
             drawn = self._rows.get(row)
-            tokens = self._denoiser.tokens
-            yield entry, drawn, max(1, count // tokens) if drawn is None else drawn.wish.entries
+            if drawn is None:
+                yield entry, drawn, max(1, count // self._denoiser.tokens)
+            elif self._phase(plan, entry, drawn)[0] == "step":
+                yield entry, drawn, drawn.wish.entries
+
+    @staticmethod
+    def _phase(plan: StepPlan, entry: int, drawn: _DrawnRow) -> Phase:
+        """Return what a plan's entry does: its units are those of one phase."""
+        return drawn.phases[plan.starts[entry] // plan.counts[entry]]
 
     def _patches(self, picture: Floats) -> Floats:
         """Return the numbers of each patch [tokens, channels · patch²]: channel, row, column."""

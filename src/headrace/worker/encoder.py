@@ -29,6 +29,7 @@ from ..kernels.operators import KvCache, StepBatch
 from ..loader.picture_layout import Layout, of_frames
 from ..loader.towers import Tower
 from .cross import CrossBlocks, Floats
+from .items import one_entry
 from .loading import OpenPart
 from .options import Resolved, WorkerOptions
 from .part import Part
@@ -193,17 +194,12 @@ class Encoder:
         """Return the step of one entry of `units` rows, which attend to each other."""
         if self.cross is not None:
             return self.cross.writing(units, slot)
-        positions = np.arange(units)
-        arrays = [positions, positions, np.array([0, units], np.int32), _int32(units), _NONE]
-        further: list[Array | None] = [None, None]
+        made = one_entry(self.part, np.arange(units))
         if layout is not None:
-            further = [layout.turns, layout.windows]
-        if not self.part.operators.host:
-            arrays = [tensor(each) for each in arrays]
-            further = [None if each is None else tensor(each) for each in further]
-        tokens, places, bounds, lengths, sampled = arrays
-        made = StepBatch(tokens, places, bounds, lengths, [], sampled, units, units)
-        made.turns, made.windows = further
+            given: tuple[Array | None, ...] = layout.turns, layout.windows
+            if not self.part.operators.host:
+                given = tuple(None if each is None else tensor(each) for each in given)
+            made.turns, made.windows = given
         return made
 
     def turns_of(self, plan: StepPlan) -> npt.NDArray[np.int64] | None:
@@ -287,10 +283,3 @@ def load_encoder(
 def _item(start: EncodingStart) -> EncodedItem:
     given = start.slot, start.name, start.source, start.units, start.columns
     return EncodedItem(*given, aligns=start.aligns)
-
-
-def _int32(*numbers: int) -> npt.NDArray[np.int32]:
-    return np.array(numbers, np.int32)
-
-
-_NONE = np.zeros(0, np.int64)

@@ -17,6 +17,7 @@ from ..base.modelfiles import ModelFiles
 from ..kernels.backend import Question, Shelf
 from ..kernels.program import Provider
 from ..kernels.select import choose
+from ..loader.diffusers_folder import PART_WEIGHTS
 from ..loader.heads import HeadFiles, head_weights, open_head, tap_name, tap_weights
 from ..loader.open import open_model
 from ..loader.towers import Tower, open_tower
@@ -24,6 +25,7 @@ from ..loader.weight_source import WeightSource
 from ..loader.weights import load_weights
 from ..models.heads import STATES, describe_head, tapped
 from ..models.registry import describe
+from ..models.vae import parts_beside
 from .options import Resolved, WorkerOptions, resolve
 
 READ = 256
@@ -38,6 +40,8 @@ class OpenPart(NamedTuple):
     source: WeightSource
     tower: Tower | None = None
     """Sizes and layouts of an encoder; None for another part."""
+    units: int = 0
+    """Most rows of an item of a part of pictures."""
 
 
 def choose_operators(
@@ -76,7 +80,8 @@ def kernel_decisions(files: ModelFiles, options: WorkerOptions) -> list[Decision
 
 def open_parts(files: ModelFiles, options: WorkerOptions) -> dict[str, OpenPart]:
     """Return the parts of a model by name: "text", "draft" if the options name a drafter, and
-    "encoder" if the model takes inputs that are not text here.
+    "encoder" if the model takes inputs that are not text here, "texts" and "decoder" of a pipeline
+    that draws.
 
     The drafter is a model or a head. The states that a head reads become outputs of the text's
     graph. Raises what `open_model` and `open_head` raise.
@@ -97,6 +102,9 @@ def open_parts(files: ModelFiles, options: WorkerOptions) -> dict[str, OpenPart]
                 graph = tapped(graph, head.arch.reads, tap_name(head))
                 weights = chain(weights, tap_weights(head))
     parts["text"] = OpenPart(files, graph, WeightSource(weights))
+    for name, (own_graph, units) in parts_beside(files.arch).items():
+        its = WeightSource(PART_WEIGHTS[name](files))
+        parts[name] = OpenPart(files, own_graph, its, units=units)
     tower = open_tower(files) if encodes(options) else None
     if tower is not None:
         own = WeightSource(tower.weights())

@@ -22,6 +22,7 @@ from .device_memory import DeviceMemory, StepMemory
 from .draft_slots import DraftPart
 from .drafter import load_drafter
 from .encoder import Encoder, load_encoder
+from .items import ItemPart
 from .loading import open_parts
 from .options import Resolved, WorkerOptions
 from .part import Part
@@ -42,6 +43,8 @@ class OpenWorker:
     memory: DeviceMemory | None
     """Memory of a device; None on a host."""
     facts: WorkerFacts
+    drawing: dict[str, ItemPart]
+    """Parts of a pipeline that draws, beside its denoiser."""
 
 
 def open_worker(
@@ -72,6 +75,11 @@ def open_worker(
         encoder = None
         if "encoder" in opened:
             encoder = load_encoder(opened["encoder"], options, resolved, text, shelf)
+        drawing = {
+            name: ItemPart(open_part, options, resolved, text, shelf)
+            for name, open_part in opened.items()
+            if open_part.units
+        }
         begin, phases["load_weights"] = (now := time.perf_counter()), now - begin
         # Before any rank takes its part of a matrix: packed weights are read from here on.
         if shelf is not None and shelf.finish():
@@ -91,6 +99,7 @@ def open_worker(
         if "draft" in opened:
             drafter = load_drafter(opened["draft"], options, resolved, text, whole)
             weight_bytes += drafter.part.model.weights.nbytes
+        weight_bytes += sum(one.part.model.weights.nbytes for one in drawing.values())
         if encoder is not None:
             weight_bytes += encoder.part.model.weights.nbytes
     if device == "cpu":
@@ -111,7 +120,7 @@ def open_worker(
         step_bytes=measured.step_bytes,
         graph_bytes=measured.graph_bytes,
     )
-    return OpenWorker(text, encoder, drafter, adapters, memory, facts)
+    return OpenWorker(text, encoder, drafter, adapters, memory, facts, drawing)
 
 
 def _features(task: str, model: Model, able: dict[str, bool]) -> tuple[str, ...]:

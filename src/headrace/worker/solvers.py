@@ -211,10 +211,13 @@ def _parts(sigma: float) -> tuple[float, float, float]:
     return (-log(sigma) if sigma > 0 else inf), signal, sigma * signal
 
 
-def time_features(time: float) -> Floats:
-    """Return cosines, then sines, of a time [TIMES], in fp32 as diffusers computes them."""
+def time_features(time: float, late: int) -> Floats:
+    """Return cosines, then sines, of a time [TIMES], in fp32 as diffusers computes them with a
+    `downscale_freq_shift` of `late`."""
     half = TIMES // 2
-    exponents = np.float32(-log(10_000)) * np.arange(half, dtype=np.float32) / np.float32(half - 1)
+    exponents = (
+        np.float32(-log(10_000)) * np.arange(half, dtype=np.float32) / np.float32(half - late)
+    )
     turns = np.float32(time) * np.exp(exponents)
     return np.concatenate([np.cos(turns), np.sin(turns)])
 

@@ -1,4 +1,5 @@
-"""Pictures of a class: the fields of a request, checked, and its pictures as they are drawn."""
+"""Pictures of a class or a text: the fields of a request, checked, and its pictures as they are
+drawn."""
 
 from __future__ import annotations
 
@@ -38,6 +39,11 @@ class PictureOrder(NamedTuple):
     """One for each picture."""
 
     @property
+    def inputs(self) -> int:
+        """Tokens of its texts, or one for a class."""
+        return sum(map(len, self.wishes[0].texts)) or 1
+
+    @property
     def entries(self) -> int:
         """Entries of all its steps: each runs the model on all patches of a picture."""
         return sum(one.steps * one.entries for one in self.wishes)
@@ -47,7 +53,7 @@ def denoiser_of(files: ModelFiles, name: str) -> Denoiser:
     """Return the shape of a model that draws. Raises `InvalidRequest` for another model."""
     if files.arch.denoiser is None:
         raise InvalidRequest(
-            f"{name} draws no pictures; a folder of a class-conditional denoiser is needed",
+            f"{name} draws no pictures; a folder of a pipeline of diffusers is needed",
             param="model",
             code="unsupported_model",
         )
@@ -55,10 +61,11 @@ def denoiser_of(files: ModelFiles, name: str) -> Denoiser:
 
 
 def read_drawing(
-    files: ModelFiles,
+    engine: ServingEngine,
     denoiser: Denoiser,
-    label: str,
+    prompt: str,
     *,
+    negative: str | None = None,
     n: int | None = None,
     size: str | None = None,
     seed: int | None = None,
@@ -66,9 +73,10 @@ def read_drawing(
     guidance: float | None = None,
     partial: int | None = None,
 ) -> PictureOrder:
-    """Check the fields of a request; None for the default of each. `label`: a class's name, or its
-    number; `size`: ROWSxCOLUMNS. Raises `InvalidRequest`, which names the field."""
-    most, one = denoiser.solver.most, f"{denoiser.size}x{denoiser.size}"
+    """Check the fields of a request; None for the default of each. `prompt`: a text, or a class's
+    name or number; `negative`: the text that guidance leads away from; `size`: ROWSxCOLUMNS. Raises
+    `InvalidRequest`, which names the field."""
+    most, one = denoiser.solver.most, size_of(denoiser)
     if size not in (None, "auto", one):
         raise InvalidRequest(
             f"size is {size!r:.40}; this model draws pictures of {one} alone, or auto", param="size"
@@ -82,9 +90,34 @@ def read_drawing(
             f"guidance is {factor:g}; allowed: from 0 to {MOST_GUIDANCE:g}; at most 1: none",
             param="guidance",
         )
-    number = _label(files, denoiser, label)
-    wishes = (PictureWish(number, steps, factor, choice, partial) for choice in range(count))
+    number, texts = 0, tuple[tuple[int, ...], ...]()
+    if denoiser.texts:
+        given = [("prompt", prompt), ("negative_prompt", negative or "")]
+        texts = tuple(_tokens(engine, denoiser, *one) for one in given[: 1 + (factor > 1)])
+    elif negative is not None:
+        raise InvalidRequest(
+            "negative_prompt needs a model that reads texts", param="negative_prompt"
+        )
+    else:
+        number = _label(engine.files, denoiser, prompt)
+    wishes = (PictureWish(number, steps, factor, choice, partial, texts) for choice in range(count))
     return PictureOrder(number, resolve_seed(seed), tuple(wishes))
+
+
+def size_of(denoiser: Denoiser) -> str:
+    """Return the size of pictures as requests name it: ROWSxCOLUMNS."""
+    return "{1}x{2}".format(*denoiser.shape)
+
+
+def _tokens(engine: ServingEngine, denoiser: Denoiser, name: str, text: str) -> tuple[int, ...]:
+    """Return the tokens of a text, in lower case and without spaces around it, as the pipelines
+    read it that do not clean captions."""
+    found = tuple(engine.tokenizer.encode_with_specials(text.lower().strip()))
+    if len(found) > denoiser.texts:
+        raise InvalidRequest(
+            f"{name} has {len(found)} tokens; at most {denoiser.texts} are read", param=name
+        )
+    return found
 
 
 def _within(name: str, value: int | None, low: int, high: int, default: int) -> int:
@@ -116,11 +149,16 @@ def _label(files: ModelFiles, denoiser: Denoiser, label: str) -> int:
 def predicted(engine: ServingEngine, order: PictureOrder) -> float | None:
     """Price pictures before their first step, each as if it were alone; None if the engine does not
     know its hardware."""
-    prices = [engine.memory.get(f"step_seconds_{one.entries}") for one in order.wishes]
-    known = [price for price in prices if price is not None]
-    if len(known) < len(prices):
+    known = engine.memory
+    if "step_seconds_1" not in known:
         return None
-    return sum(one.steps * price for one, price in zip(order.wishes, known, strict=True))
+    text, decoding = known.get("texts_seconds", 0.0), known.get("decoder_seconds", 0.0)
+    return sum(
+        one.steps * known[f"step_seconds_{one.entries}"]
+        + len(one.texts) * text
+        + (1 + one.partial) * decoding
+        for one in order.wishes
+    )
 
 
 def submit(
@@ -171,7 +209,6 @@ async def drawn(
 
 def file_of(denoiser: Denoiser, picture: PictureOutput) -> bytes:
     """Return a picture as a PNG: -1 is black and 1 is white, as diffusers writes it."""
-    shape = denoiser.channels, denoiser.size, denoiser.size
-    values = np.frombuffer(picture.values, np.float32).reshape(shape).transpose(1, 2, 0)
+    values = np.frombuffer(picture.values, np.float32).reshape(denoiser.shape).transpose(1, 2, 0)
     shades = (np.clip(values / 2 + 0.5, 0, 1) * 255).round().astype(np.uint8)
     return png(shades)

@@ -6,15 +6,15 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ...base import environment
 from ...base.config import Decision, EngineOptions
-from ...base.denoising import PictureWish
+from ...base.denoising import Denoiser
 from ...base.encodings import EncoderShape
-from ...base.errors import EngineFault, ModelFileError, OptionError
+from ...base.errors import EngineFault, ModelFileError, OptionError, Overloaded
 from ...base.facts import WorkerFacts
 from ...base.hardware import Hardware, cpu, hardware
 from ...base.identity import Identity
@@ -259,7 +259,7 @@ def finish(
                 generates=files.arch.task == "tokens",
                 features=facts.features,
                 ranker=files.arch.ranker,
-                draws=files.arch.denoiser is not None,
+                denoiser=files.arch.denoiser,
             )
         on_phase("first_token", time.monotonic() - begin)
     except BaseException:
@@ -425,7 +425,7 @@ def proving(
     generates: bool,
     features: Collection[str],
     ranker: Ranker | None = None,
-    draws: bool = False,
+    denoiser: Denoiser | None = None,
 ) -> Iterator[None]:
     """Send a real token through every serving path: greedy, and sampled with filters and logprobs.
     Send a vector, a ranking or a picture, too, if the worker makes them. Yields before each step.
@@ -453,27 +453,31 @@ def proving(
         paths["pooling"] = SamplingParams(max_tokens=1)
     if ranker is not None:
         paths["ranking"] = SamplingParams(max_tokens=1)
-    if draws:
+    if denoiser is not None:
         paths["picture"] = SamplingParams(max_tokens=1)
     tasks: dict[str, Task] = {"pooling": "vector", "ranking": "rank", "picture": "picture"}
-    for name, sampling in paths.items():
-        core.add(
-            Request(
-                id=f"headrace-start-{name}",
-                prompt=[place % vocabulary for place in range(1, length + 1)],
-                spec=RequestSpec(
-                    sampling,
-                    seed=1,
-                    task=tasks.get(name, "tokens"),
-                    ranking=None if ranker is None else blank(ranker, length),
-                    picture=PictureWish(0, 1, 2.0) if draws else None,
-                ),
-                cache_salt=_PROOF_SALT,
-                arrival=time.monotonic(),
-            )
+    coming = [
+        Request(
+            id=f"headrace-start-{name}",
+            prompt=[place % vocabulary for place in range(1, length + 1)],
+            spec=RequestSpec(
+                sampling,
+                seed=1,
+                task=tasks.get(name, "tokens"),
+                ranking=None if ranker is None else blank(ranker, length),
+                picture=None if denoiser is None else denoiser.proof(),
+            ),
+            cache_salt=_PROOF_SALT,
+            arrival=time.monotonic(),
         )
+        for name, sampling in paths.items()
+    ]
     tokens = dict.fromkeys(paths, 0)
-    while core.has_work:
+    while coming or core.has_work:
+        with suppress(Overloaded):  # The others come when there is room.
+            while coming:
+                core.add(coming[0])
+                del coming[0]
         yield
         for delta in core.turn():
             if delta.finish in ("error", "abort"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...base.arch import ModelArch
 from ...base.config import Decision, EngineOptions
 from ...base.encodings import EncoderShape
 from ...base.graph import Graph
@@ -12,8 +13,10 @@ from ...base.layout import ONE, Layout
 from ...base.modelfiles import ModelFiles
 from ...base.slices import slices
 from ...base.step import GroupShape
+from ...kernels.pictured import STRIP
 from ...loader.towers import Tower, open_tower
 from ...models.registry import describe
+from ...models.vae import parts_beside
 from ...roofline.memory import USABLE
 
 SHARE = 0.25
@@ -95,6 +98,19 @@ def _beside(options: EngineOptions, shape: EncoderShape, cross: tuple[GroupShape
     slots = shape.bound // shape.slot + depth
     layers = sum(len(group.layers) for group in cross)
     return depth * shape.slot + group_bytes(cross, options.block_size) // (slots * layers)
+
+
+def decoding_bytes(arch: ModelArch, rows: int) -> int:
+    """Return the bytes of the values of a pipeline's decoder, and of what pictures in so many rows
+    keep between their slices; 0: there is no decoder."""
+    if (part := parts_beside(arch).get("decoder")) is None:
+        return 0
+    nodes, units = part[0].nodes, part[1]
+    values = [value for node in nodes for value in node.out]
+    sizes = {(one.rows, one.width): one.rows.of(units) * one.width for one in values}
+    wide = max(node.weights[0].width for node in nodes if node.kind == "conv")
+    # Three of a size are alive at a time: the residual, its norm, and what a convolution makes.
+    return 4 * (3 * sum(sizes.values()) + rows * max(sizes.values()) + STRIP * wide)
 
 
 _FED = "activate", "gated"

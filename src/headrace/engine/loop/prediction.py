@@ -19,11 +19,13 @@ from ...loader.names import from_gguf_name, from_hf_name
 from ...loader.shards import read_headers
 from ...loader.whisper import whisper_of
 from ...models.registry import describe
+from ...models.vae import parts_beside
 from ...roofline.composition import compose, compose_plan
 from ...roofline.counts import Case
 from ...roofline.formats import GGML, usual_format
 from ...roofline.machine import this_hardware
 from ...roofline.routing import typical_skew
+from ...roofline.slices import part_seconds
 from ...roofline.step import Estimate, StepModel
 from ...roofline.weights import WeightBytes, from_roles, from_tensors
 from ...sched.price import StepPrices, least, paying
@@ -115,7 +117,7 @@ def step_predictor(
     if known is None:
         return None
     model = StepModel(case_of(files, dtype=dtype, kv_dtype=kv_dtype, coded=coded), known)
-    return StepPredictor(model)
+    return StepPredictor(model, coded=coded)
 
 
 def drawing_seconds(predict: object) -> dict[str, float]:
@@ -123,7 +125,9 @@ def drawing_seconds(predict: object) -> dict[str, float]:
     hardware that is not known."""
     if not isinstance(predict, StepPredictor) or not predict.draws:
         return {}
-    return {f"step_seconds_{entries}": predict.drawing(entries).seconds for entries in (1, 2)}
+    return {
+        f"step_seconds_{entries}": predict.drawing(entries).seconds for entries in (1, 2)
+    } | predict.beside()
 
 
 def draft_prices(predict: StepPredictor | None) -> StepPrices:
@@ -160,8 +164,9 @@ class StepPredictor:
     It remembers which rows pool: those end in a vector, so they need no logits.
     """
 
-    def __init__(self, model: StepModel) -> None:
-        self._model = model
+    def __init__(self, model: StepModel, *, coded: bool = False) -> None:
+        """`coded`: see `case_of`."""
+        self._model, self._coded = model, coded
         self._pooling: dict[int, bool] = {}
         self._inputs: dict[int, int] = {}
         """Positions of the encoded inputs that rows attend to."""
@@ -206,6 +211,14 @@ class StepPredictor:
         assert arch.denoiser is not None, "the model draws no pictures"
         counts = [arch.denoiser.tokens] * entries
         return self._model.estimate(compose(arch, [0] * entries, counts))
+
+    def beside(self) -> dict[str, float]:
+        """Return the seconds of an item of each part beside the denoiser, the largest."""
+        arch, hardware = self._model.case.arch, self._model.hardware
+        return {
+            f"{name}_seconds": part_seconds(graph, hardware, units, coded=self._coded)
+            for name, (graph, units) in parts_beside(arch).items()
+        }
 
     def _text(self, plan: StepPlan) -> Estimate:
         arch = self._model.case.arch

@@ -34,7 +34,7 @@ from ...speculate import names_of
 from ..ranks.ranks import rank_groups, shared_by
 from .context import context_cache, remote_store
 from .draft_model import DraftPlan, plan_draft, tokenizer_of
-from .encoder import EncoderPlan, plan_encoder
+from .encoder import EncoderPlan, decoding_bytes, plan_encoder
 from .real import kernel_decisions
 from .split import split_role
 from .spoken_plan import CodecPlan, plan_codec
@@ -407,7 +407,7 @@ def _plan(
     codec_bytes = 0
     if resolved.codec is not None and options.device == "cpu":  # Else it takes none of the device.
         codec_bytes = resolved.codec.bytes
-    part_bytes = slot_bytes + encoding_bytes + codec_bytes
+    part_bytes = slot_bytes + encoding_bytes + codec_bytes + decoding_bytes(files.arch, rows)
     beside = resolved.beside
 
     def planned(kv_memory: int | None) -> MemoryPlan:

@@ -24,7 +24,7 @@ class Arena:
     def __init__(
         self, rows: dict[int, int], beside: Arena | None, commons: RankMemory | None
     ) -> None:
-        """`rows`: the most rows of N and of R."""
+        """`rows`: the most rows of N, R and T."""
         self._rows, self.commons = rows, commons
         self._free: dict[tuple[str, int, int], list[Buffer]] = {}
         self.all: list[tuple[tuple[str, int, int], Buffer]] = (
@@ -57,15 +57,16 @@ class Arena:
                 return free.pop()
         return None
 
-    def floats(self, rows: int, width: int, *, exchanged: bool = False) -> Floats:
-        kind = _KINDS[exchanged][0]
+    def floats(self, rows: int, width: int, times: int = 1, *, exchanged: bool = False) -> Floats:
+        """Return room for `times` · rows."""
+        kind = _kind(0, times, exchanged=exchanged)
         found = self._take(kind, rows, width)
         if found is not None:
             assert isinstance(found, np.ndarray)
             return found
         stride = -(-width // 16) * 16
         stride += 16 if stride % 1024 == 0 else 0
-        shape = self._rows[rows], stride
+        shape = times * self._rows[rows], stride
         room = (
             aligned(shape, np.float32) if not exchanged else self._in_common(4 * math.prod(shape))
         )
@@ -74,7 +75,7 @@ class Arena:
         return made
 
     def codes(self, rows: int, width: int, *, exchanged: bool = False) -> QuantisedRows:
-        kind = _KINDS[exchanged][1]
+        kind = _kind(1, 1, exchanged=exchanged)
         found = self._take(kind, rows, width)
         if found is not None:
             assert isinstance(found, QuantisedRows)
@@ -98,11 +99,13 @@ class Arena:
         return room
 
     def most(self, rows: int) -> int:
-        """Return the most rows of N or R."""
+        """Return the most rows of N, R or T."""
         return self._rows[rows]
 
-    def give_back(self, rows: int, width: int, buffer: Buffer, *, exchanged: bool = False) -> None:
-        kind = _KINDS[exchanged][not isinstance(buffer, np.ndarray)]
+    def give_back(
+        self, rows: int, width: int, buffer: Buffer, times: int = 1, *, exchanged: bool = False
+    ) -> None:
+        kind = _kind(not isinstance(buffer, np.ndarray), times, exchanged=exchanged)
         self._free.setdefault((kind, rows, width), []).append(buffer)
 
 
@@ -115,4 +118,5 @@ def link_bytes(rows: int, width: int) -> int:
     return 128 + SLOTS * (64 + 4 * rows * width)
 
 
-_KINDS = {False: ("f", "q"), True: ("f of ranks", "q of ranks")}
+def _kind(coded: int, times: int, *, exchanged: bool) -> str:
+    return f"{'fq'[coded]}{' of ranks' * exchanged}" + (f" × {times}" if times > 1 else "")

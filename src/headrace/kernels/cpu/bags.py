@@ -61,9 +61,10 @@ def _rows(weight: Weight) -> tuple[Array, Array | None, int, int, int]:
 
 def fill_pictured(step: HrStep, pictured: PicturedRows) -> None:
     """Point a step to the numbers of its pictures."""
-    arrays = pictured.patches, pictured.times, pictured.labels
+    arrays = pictured.patches, pictured.times, pictured.labels, pictured.texts, pictured.text_starts
     assert all(map(contiguous, arrays))
-    step.numbers, step.times, step.labels = map(address, arrays)
+    step.numbers, step.times, step.labels, step.texts, step.text_starts = map(address, arrays)
+    step.t = len(pictured.texts)
     step.pictured = arrays
 
 

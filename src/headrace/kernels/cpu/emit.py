@@ -407,10 +407,20 @@ def attention(
 
 
 def bidirectional(
-    qkv: Matrix, heads: int, size: int, scale: float, y: Matrix, *, windowed: bool = False
+    qkv: Matrix,
+    heads: int,
+    size: int,
+    scale: float,
+    y: Matrix,
+    *,
+    windowed: bool = False,
+    kv: Matrix = NOWHERE,
+    bias: Array | None = None,
+    reach: int = 0,
 ) -> Emitted:
-    """Emit qkv [N, 3 · H · E] → y [N, H · E]: every token sees its whole entry, or its window."""
-    return record("BIDIRECTIONAL", qkv, y, scale, heads, size, windowed)
+    """Emit qkv [N, 3 · H · E] → y [N, H · E]: every token sees its whole entry, or its window, or
+    with `kv` [T, 2 · H · E] its entry's text. `bias`: see `AttentionSpec.reach`."""
+    return record("BIDIRECTIONAL", qkv, y, scale, heads, size, windowed, kv, bias, reach)
 
 
 def select(x: Matrix, y: Matrix, size: int) -> Emitted:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from ctypes import Structure
-from functools import partial
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from ...base.exchange import ExchangeSpec
 from ...base.graph import (
@@ -32,130 +28,16 @@ from ...base.graph import (
     WindowSpec,
 )
 from ...base.recurrent import ConvSpec, DeltaSpec, SsmSpec
-from ..arrays import aligned
-from ..dealing import Dealing
 from ..operators import KvCache
-from ..prepared import Prepared
 from ..weights import LoraWeight
-from . import bags, emit, latent, mixture, states
-from .arena import Arena
-from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
-from .fusion import Additions, Fusion, Unrecordable, rows_of
-from .records import ROWS_N, UNIT, HrKv, HrLinear, HrPiece, HrQuantised
+from . import bags, emit, latent, mixture, pictures, states
+from .emit import NOT_QUANTISED, Emitted, Matrix
+from .fusion import Rooms, Unrecordable, rows_of
+from .records import ROWS_N, HrKv, HrLinear, HrPiece, HrQuantised
 
 
-class Lowering(Fusion):
+class Lowering(Rooms):
     """Lowering of one graph, once; its results are in its attributes."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        weights: Prepared,
-        cache: KvCache,
-        arena: Arena,
-        additions: Additions,
-        dealing: Dealing | None = None,
-    ) -> None:
-        super().__init__(graph, weights, additions)
-        self._cache, self._arena, self._dealing = cache, arena, dealing
-        self.names: list[str] = []
-        self.emitted: list[Emitted] = []
-        self.head: HrLinear | None = None
-        """The last product, if it has one part and gives the logits."""
-        self.scattered: list[tuple[Structure, int]] = []
-        """Records that take rows of other parts, each with its first column of them."""
-        self.share: ExchangeSpec | None = None
-        """Part of the logits that `head` gives, if ranks share them."""
-        self._floats: dict[Value, npt.NDArray[np.float32]] = {}
-        """Floats by storage."""
-        self._made: dict[Value, npt.NDArray[np.float32]] = {}
-        """Floats by storage, also of values that are not read any more."""
-        self._codes: dict[Value, QuantisedRows] = {}
-        """int8 codes by value, since other numbers in the same storage have other codes."""
-        self._idle: list[Callable[[], None]] = []
-        """Functions that give back memory of all ranks. This rank has read it; others may still
-        read it."""
-        self.meetings = 0
-        """Exchanges so far."""
-        self._met: dict[mixture.Placed, int] = {}
-        """Number of exchanges when a mixture's room was last written."""
-        self._windows: dict[Value, WindowSpec] = {}
-        """Values that are rows side by side of their storage."""
-        self.ends: list[int] = []
-        """Number of records after each node."""
-
-    def floats(self, value: Value) -> npt.NDArray[np.float32]:
-        """Return the memory of a value's numbers, which are there from its record to its last
-        reader's."""
-        return self._made[self._places[value]]
-
-    def live(self, index: int) -> list[Value]:
-        """Return the values in fp32 that records of the nodes from `index` on read, and the results
-        of those before."""
-        graph = self._graph
-        made = [value for node in graph.nodes[:index] for value in node.out]
-        return [
-            value
-            for value in (*graph.inputs, *made)
-            if self._places[value] in self._made
-            and (
-                value in self._results
-                or any(self._done_at(reader) >= index for reader in graph.readers(value))
-            )
-        ]
-
-    def _matrix(self, value: Value) -> Matrix:
-        at, stride = emit.matrix(self._floats[self._places[value]])
-        spec = self._windows.get(value)
-        if spec is not None:
-            at, stride = at - 4 * spec.before * stride, spec.stride * stride
-        return Matrix(at + 4 * self._first.get(value, 0), stride)
-
-    def _lies_as(self, value: Value, other: Value) -> None:
-        """Give a value the columns of its storage that another one has."""
-        if other in self._first:
-            self._first[value] = self._first[other]
-        if other in self._windows:
-            self._windows[value] = self._windows[other]
-
-    def _make_floats(self, value: Value) -> Matrix:
-        place = self._places[value]
-        if place in self._before:
-            return self._make_rows_apart(value)
-        rows, exchanged = _room_of(value), place in self._exchanged
-        room = self._arena.floats(rows, place.width, exchanged=exchanged)
-        self._floats[place] = self._made[place] = room
-        return self._matrix(value)
-
-    def _make_rows_apart(self, value: Value) -> Matrix:
-        """Make rows without gaps, after rows of zeros, in memory that nothing else uses."""
-        place = self._places[value]
-        before, most = self._before[place], place.rows.of(self._arena.most(rows_of(value)))
-        room = aligned((before + most, place.width), np.float32)
-        room[:] = 0
-        self._floats[place] = self._made[place] = room[before:]
-        return self._matrix(value)
-
-    def _make_codes(self, value: Value) -> HrQuantised:
-        whole = self._full(value)
-        rows, exchanged = _room_of(value), whole in self._exchanged
-        self._codes[whole] = self._arena.codes(rows, whole.width, exchanged=exchanged)
-        return self._codes[whole].columns(0 if whole is value else self._first[value])
-
-    def _outputs(self, value: Value, *, grain: int) -> tuple[Matrix | None, HrQuantised]:
-        """Return the places for the result of a producer that can quantise; `grain`: columns that
-        lie in whole units in every rank."""
-        codes = NOT_QUANTISED
-        if self._wants_codes(value) and grain % UNIT == 0:
-            codes = self._make_codes(value)
-        floats = None
-        if codes is NOT_QUANTISED or self._wants_floats(value):
-            floats = self._make_floats(value)
-        return floats, codes
-
-    def _emit(self, name: str, emitted: Emitted) -> None:
-        self.names.append(name)
-        self.emitted.append(emitted)
 
     def run(self) -> list[Emitted]:
         """Emit all records. Raises `Unrecordable`."""
@@ -184,21 +66,6 @@ class Lowering(Fusion):
             and op.count == 1
         ):
             self.head, self.share = op, share
-
-    def _bury(self, place: Value) -> None:
-        buffers: list[tuple[Value, npt.NDArray[np.float32] | QuantisedRows]] = []
-        if place in self._floats:
-            buffers.append((place, self._floats.pop(place)))
-        for value in self._sharing[place]:
-            if value in self._codes:
-                buffers.append((value, self._codes.pop(value)))
-        exchanged = place in self._exchanged
-        for value, buffer in buffers:
-            back = partial(self._arena.give_back, rows_of(value), value.width, buffer)
-            if exchanged:
-                self._idle.append(partial(back, exchanged=True))
-            else:
-                back()
 
     def _exchange(self, index: int, node: Node) -> None:
         (whole,), spec = node.out, node.spec
@@ -344,6 +211,15 @@ class Lowering(Fusion):
             self._emit("quantise", emit.quantise(floats, self._make_codes(x), x.width, rows_of(x)))
         return self._codes[x].struct if x in self._codes else NOT_QUANTISED
 
+    def _conv(self, index: int, node: Node) -> None:
+        x, y = self._matrix(node.reads[0]), self._make_floats(node.out[0])
+        get = self._weights.weight, self._weights.vector
+        prepared = [get[not ref.width](ref) for ref in node.weights]
+        for name, emitted in pictures.records(node, x, y, prepared, self._arena):
+            self._emit(name, emitted)
+
+    _group_norm = _conv
+
     def _route(self, index: int, node: Node) -> None:
         (x,), spec = node.reads, node.spec
         assert isinstance(spec, RouteSpec)
@@ -412,8 +288,11 @@ class Lowering(Fusion):
             return
         if spec.bidirectional:
             sizes, y = (spec.heads, spec.size, spec.scale), self._make_floats(node.out[0])
-            qkv = self._matrix(node.reads[0])
-            op = emit.bidirectional(qkv, *sizes, y, windowed=spec.windowed)
+            qkv, *kv = map(self._matrix, node.reads)
+            more: dict[str, Any] = {"windowed": spec.windowed, "reach": spec.reach}
+            more["kv"] = kv[0] if kv else emit.NOWHERE
+            more["bias"] = self._weights.vector(node.weights[0]) if spec.reach else None
+            op = emit.bidirectional(qkv, *sizes, y, **more)
             self._emit("attention", op)
             return
         (out,) = self._nodes[self._picked.get(index, index)].out
@@ -494,13 +373,6 @@ class Lowering(Fusion):
         (out,) = node.out
         y = self._make_floats(out)
         self._emit("select", emit.select(self._matrix(node.reads[0]), y, out.width))
-
-
-def _room_of(value: Value) -> int:
-    """Return the rows of a value in the arena, which has room for those of a step."""
-    if value.rows.of(1_000) > 1_000:
-        raise Unrecordable("a value has more rows than the step")
-    return rows_of(value)
 
 
 def _is_kept(cache: KvCache, spec: AttentionSpec) -> bool:

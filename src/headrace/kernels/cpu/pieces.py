@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import ctypes
 from itertools import groupby
+from math import gcd
 
 import numpy as np
 import numpy.typing as npt
 
-from ...base.graph import TOKENS, Graph, Rows, Value
+from ...base.graph import TOKENS, Graph, Value
 from ..in_pieces import NOTHING
 from ..operators import KvCache, StepBatch
+from ..pictured import strip_of
 from ..prepared import Prepared
 from ..program import Provider
 from . import emit
@@ -23,7 +25,7 @@ from .arena import Arena
 from .fusion import Unrecordable
 from .library import Team
 from .lowering import Lowering
-from .records import ROWS_N, ROWS_R, HrRecord, HrStep
+from .records import ROWS_N, ROWS_R, ROWS_T, HrRecord, HrStep
 from .step import fill_step
 
 Floats = npt.NDArray[np.float32]
@@ -49,7 +51,9 @@ class LoweredPieces:
     ) -> None:
         """Lower the graph. Raises `Unrecordable`."""
         self._team, self._graph = team, graph
-        rows = {ROWS_N: units, ROWS_R: 1}
+        made = [node.out[0].rows.of(units) for node in graph.nodes if node.kind == "conv"]
+        self._strip = strip_of(gcd(*made)) if made else 1
+        rows = {ROWS_N: units, ROWS_R: 1, ROWS_T: self._strip}
         self._lowering = Lowering(graph, weights, cache, Arena(rows, None, None), {})
         self._records = emit.program(self._lowering.run())
         self._laid: PieceItem | None = None
@@ -69,7 +73,8 @@ class LoweredPieces:
             count = ends[indices[-1]] - first
             if count:
                 at = ctypes.addressof(self._records) + first * ctypes.sizeof(HrRecord)
-                step = _step(item, rows)
+                step = item.step if rows == TOKENS else HrStep(n=rows.of(item.units), b=1)
+                step.t = self._strip
                 self._team.run_at(at, count, ctypes.addressof(step))
         item.at = last
         if last == len(nodes):
@@ -103,7 +108,3 @@ def pieces_of(
         return LoweredPieces(team, graph, weights, cache, units)
     except Unrecordable:
         return None
-
-
-def _step(item: PieceItem, rows: Rows) -> HrStep:
-    return item.step if rows == TOKENS else HrStep(n=rows.of(item.units))

@@ -23,7 +23,7 @@ from .head import Head, HeadPart
 from .library import Team
 from .lowering import Lowering, tables
 from .mapped import MappedRows
-from .records import ROWS_N, ROWS_R, HrStep
+from .records import ROWS_N, ROWS_R, ROWS_T, HrStep
 from .step import fill_step
 
 
@@ -86,7 +86,7 @@ class CpuProgram:
         self._others: dict[Variant, CpuProgram | None] = {}
         """Variants of the same step, made when first wanted; None: it cannot be recorded. They do
         not refer to this one, so all of it is freed with the last reference to it."""
-        rows = {ROWS_N: limits.tokens, ROWS_R: limits.samples}
+        rows = {ROWS_N: limits.tokens, ROWS_R: limits.samples, ROWS_T: limits.texts}
         commons = plain.model.commons
         self._arena: Arena = Arena(rows, None if beside is None else beside._arena, commons)
         every = variant.every or not plain.model.generates
@@ -169,7 +169,8 @@ class CpuProgram:
         if batch is not self._filled:
             self._filled = None
             step, limits = fill_step(self._step, batch), self._limits
-            if step.n > limits.tokens or step.b > limits.entries or step.r > limits.samples:
+            beyond = step.n > limits.tokens or step.b > limits.entries or step.t > limits.texts
+            if beyond or step.r > limits.samples:
                 return False
             for record, first in self._scattered:
                 assert batch.encoded is not None, "this variant is for rows of other parts"

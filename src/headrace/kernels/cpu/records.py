@@ -26,7 +26,7 @@ INDICES = _named("HrIndex")
 """Number of each of a step's arrays that can index the rows of a table."""
 ACTIVATED = HEADER.enums["HrInto"]["HR_ACTIVATED"]
 """HrInto of a product that goes through an activation: this plus the activation's number."""
-ROWS_N, ROWS_R = HEADER.enums["HrRows"].values()
+ROWS_N, ROWS_R, ROWS_T = HEADER.enums["HrRows"].values()
 BOUNDED = HEADER.numbers["HR_BOUNDED"]
 """Most rows for which bounding the logits first is worth it (docs/kernels.md)."""
 SIX = HEADER.numbers["HR_SIX"]

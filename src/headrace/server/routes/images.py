@@ -1,4 +1,4 @@
-"""Route `/v1/images/generations`: pictures of a class, in OpenAI's form."""
+"""Route `/v1/images/generations`: pictures of a class or a text, in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ...engine.clients.drawing import (
     drawn,
     predicted,
     read_drawing,
+    size_of,
     submit,
 )
 from ..caller import engine_id
@@ -39,7 +40,12 @@ BEGINS = "image_generation"
 
 class ImagesBody(Body, neglects="images"):
     model: str | None = Field(None, description="Served name; null: the served model.")
-    prompt: str = Field(max_length=1000, description="Name or number of a class of the model.")
+    prompt: str = Field(
+        max_length=4000, description="A text, or a name or number of a class of the model."
+    )
+    negative_prompt: str | None = Field(
+        None, max_length=4000, description="Text that guidance leads away from; null: none."
+    )
     n: Integer | None = Field(None, description=f"Pictures, from 1 to {MOST_PICTURES}.")
     size: str | None = Field(
         None, max_length=40, description="auto, or the one size that the model draws, as 8x8."
@@ -94,20 +100,21 @@ router = APIRouter(tags=["OpenAI"])
 @router.post("/v1/images/generations", responses=replies(ImagesReply, stream=True))
 @takes(ImagesBody)
 async def generations(request: Request) -> Response:
-    """Draw pictures of a class. `usage` has the patches that all steps compute, and the seconds
-    that the roofline priced them at before the first; null on a machine that it does not know."""
+    """Draw pictures of a class or a text. `usage` has the patches that all steps compute, and the
+    seconds that the roofline priced all work at before the first; null on a machine that it does
+    not know."""
     service, body = await entered(request, ImagesBody)
     service.check_model(body.model)
-    files = service.engine.files
-    denoiser = denoiser_of(files, service.name)
+    denoiser = denoiser_of(service.engine.files, service.name)
     if body.partial_images and not body.stream:
         raise InvalidRequest("partial_images needs stream", param="partial_images")
     if body.stream and body.n not in (None, 1):
         raise InvalidRequest("a stream has one picture: n must be 1", param="n")
     order = read_drawing(
-        files,
+        service.engine,
         denoiser,
         body.prompt,
+        negative=body.negative_prompt,
         n=body.n,
         size=body.size,
         seed=body.seed,
@@ -129,14 +136,13 @@ async def generations(request: Request) -> Response:
 def _about(denoiser: Denoiser, order: PictureOrder, seconds: float | None) -> dict[str, Any]:
     patches = order.entries * denoiser.tokens
     counted = {
-        "input_tokens": 1,
+        "input_tokens": order.inputs,
         "output_tokens": patches,
-        "total_tokens": 1 + patches,
+        "total_tokens": order.inputs + patches,
         "denoising_steps": sum(one.steps for one in order.wishes),
         "predicted_seconds": seconds,
     }
-    size = f"{denoiser.size}x{denoiser.size}"
-    return {"output_format": "png", "size": size, "seed": order.seed, "usage": counted}
+    return {"output_format": "png", "size": size_of(denoiser), "seed": order.seed, "usage": counted}
 
 
 class _OrderedPictures:
@@ -159,7 +165,7 @@ class _OrderedPictures:
         given = self._service.engine, self._order, names
         streams = submit(*given, whole=whole, priority=self._priority)
         # Only now: nothing is charged for pictures that the engine refuses.
-        self._usage.known_prompt(0, 1)
+        self._usage.known_prompt(0, self._order.inputs)
         self._usage.completion = self._order.entries * self._denoiser.tokens
         return deltas(streams)
 

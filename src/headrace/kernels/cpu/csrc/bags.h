@@ -59,7 +59,10 @@ void bag_of(const HrTable& t, const HrBag& bag, int64_t which, float* y) {
 void op_bags(const HrBags& op, const hr::Work& work) {
   int64_t first, last;
   work.share(work.rows(op.rows), &first, &last);
-  const float* numbers = op.rows == HR_ROWS_N ? work.step->numbers : work.step->times;
+  const HrStep& step = *work.step;
+  const float* numbers = op.rows == HR_ROWS_N   ? step.numbers
+                         : op.rows == HR_ROWS_R ? step.times
+                                                : step.texts;
   for (int64_t n = first; n < last; ++n) {
     float* y = op.y + n * op.y_stride;
     if (op.x) memcpy(y, op.x + n * op.x_stride, sizeof(float) * op.size);

@@ -11,6 +11,7 @@
 #include "levels.h"
 #include "lora.h"
 #include "pack.h"
+#include "pictures.h"
 #include "products.h"
 #include "recurrence.h"
 #include "rope.h"
@@ -56,6 +57,8 @@ void run(const HrRecord& record, const hr::Work& work) {
     HR_RUN(SCATTER, op_scatter)
     HR_RUN(BAGS, op_bags)
     HR_RUN(MODULATE, op_modulate)
+    HR_RUN(AROUND, op_around)
+    HR_RUN(GROUP_NORM, op_group_norm)
     HR_RUN(NORM, op_norm)
     HR_RUN(QUANTISE, op_quantise)
     HR_RUN(LINEAR, op_linear)
@@ -99,6 +102,8 @@ hr::Room scratch_of(const HrRecord& record, const HrStep& step, int threads) {
     case HR_OP_ROPE: return {13 * hr::op_of<HR_OP_ROPE>(record).kv.head_dim, 0};
     case HR_OP_BIDIRECTIONAL:
       return hr::HR_NAME::bidirectional_room(hr::op_of<HR_OP_BIDIRECTIONAL>(record), step);
+    case HR_OP_GROUP_NORM:
+      return {group_norm_scratch(hr::op_of<HR_OP_GROUP_NORM>(record)), 0};
     case HR_OP_BOUND: return {bound_scratch(hr::op_of<HR_OP_BOUND>(record)), 0};
     case HR_OP_DRAW:
     case HR_OP_SAMPLE: return {kDrawScratch, 0};

@@ -3,7 +3,8 @@
 // a number is written as digits. `library.h` has the functions.
 //
 // A forward pass is a flat list of records. Pointers in a record are fixed for the life of the
-// program; what changes from step to step is in `HrStep`. N tokens, B entries, R sampled rows.
+// program; what changes from step to step is in `HrStep`. N tokens, B entries, R sampled rows, T rows
+// of texts that pictures attend to, or of a strip of a convolution.
 #pragma once
 #include <stdint.h>
 
@@ -37,7 +38,7 @@ enum HrActivation { HR_SILU = 0, HR_GELU_TANH = 1, HR_GELU = 2, HR_TANH = 3, HR_
 
 enum HrIndex { HR_TOKENS = 0, HR_POSITIONS = 1, HR_TYPES = 2, HR_LABELS = 3 };  // of a step
 
-enum HrRows { HR_ROWS_N = 0, HR_ROWS_R = 1 };  // which count of the step bounds an op's rows
+enum HrRows { HR_ROWS_N = 0, HR_ROWS_R = 1, HR_ROWS_T = 2 };  // which count of the step bounds an op's rows
 
 // Every code of a record, and the struct that it has.
 #define HR_OPS(EACH) \
@@ -54,7 +55,8 @@ enum HrRows { HR_ROWS_N = 0, HR_ROWS_R = 1 };  // which count of the step bounds
   EACH(RECURRENCE, 30, HrRecurrence) EACH(MULTIPLY, 31, HrMultiply) \
   EACH(EXCHANGE, 32, HrExchange) EACH(AGREE, 33, HrAgree) EACH(LOWER, 34, HrHead) \
   EACH(HANDOVER, 35, HrHandover) EACH(EXPERTS_SUM, 36, HrExperts) \
-  EACH(SCATTER, 37, HrScatter) EACH(BAGS, 38, HrBags) EACH(MODULATE, 39, HrModulate)
+  EACH(SCATTER, 37, HrScatter) EACH(BAGS, 38, HrBags) EACH(MODULATE, 39, HrModulate) \
+  EACH(AROUND, 40, HrAround) EACH(GROUP_NORM, 41, HrGroupNorm)
 
 enum HrCode {
 #define HR_EACH(NAME, CODE, STRUCT) HR_OP_##NAME = CODE,
@@ -366,7 +368,40 @@ typedef struct {         // every token sees all tokens of its own entry, or of 
   int32_t heads;
   int32_t head_dim;      // E
   int32_t windowed;      // by HrStep.windows, not by HrStep.query_starts
+  const float* kv;       // [T, 2 · H · E]: k, v of HrStep.text_starts, and qkv is q; null: none
+  int64_t kv_stride;
+  const float* bias;     // [H, 2 · reach]: added to the score of a key d behind at reach − 1 + d
+  int64_t reach;         // a multiple of 16, at least an entry's length; 0: there is no bias
 } HrBidirectional;
+
+typedef struct {         // rows of pictures around each place, side by side; zeros outside
+  const float* x;        // [pictures · lines · columns, size]
+  int64_t x_stride;
+  float* y;              // [T, side² · size]: rows from `first` on
+  int64_t y_stride;
+  int64_t first;
+  int32_t size;
+  int32_t lines;
+  int32_t columns;
+  int32_t side;          // odd
+  int32_t up;            // x is looked at with each row this often in both directions
+  int32_t stride;        // from place to place
+} HrAround;
+
+typedef struct {         // y = act(norm of groups of columns over all rows of a picture)
+  const float* x;
+  int64_t x_stride;
+  float* y;              // may be x
+  int64_t y_stride;
+  const float* gain;     // [size]
+  const float* shift;
+  float eps;
+  int32_t size;
+  int32_t groups;
+  int32_t silu;
+  int32_t rows;          // HrRows; each of the step's entries has as many
+  int32_t unused;
+} HrGroupNorm;
 
 // Latent attention beside attention itself: latent.h.
 typedef struct {         // a product for each head: part i reads columns from first + i · step on
@@ -658,6 +693,9 @@ typedef struct {
   const HrBag* bags;            // by feature of a ranking; null: no ranking
   const int64_t* labels;        // [R]: class of each picture; null: no pictures
   const float* times;           // [R, ·]: features of the time step of each picture; null: as labels
+  const float* texts;           // [T, ·]: rows of the pictures' texts; null: none are read
+  const int32_t* text_starts;   // [B + 1]
+  int64_t t;
 } HrStep;
 
 typedef struct HrTeam HrTeam;

@@ -34,9 +34,9 @@ struct Work {
     return false;
   }
 
-  // How many rows an operator has that says HR_ROWS_N or HR_ROWS_R.
+  // How many rows an operator has that says HR_ROWS_N, HR_ROWS_R or HR_ROWS_T.
   HR_ALWAYS int64_t rows(int32_t which) const {
-    return which == HR_ROWS_N ? step->n : step->r;
+    return which == HR_ROWS_N ? step->n : which == HR_ROWS_R ? step->r : step->t;
   }
 
   // An even share of `count` rows, contiguous.
