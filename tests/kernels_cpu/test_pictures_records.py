@@ -11,7 +11,7 @@ import pytest
 
 from headrace.base.graph import AttentionSpec, GroupNormSpec, PictureConvSpec
 from headrace.kernels.arrays import address
-from headrace.kernels.cpu.emit import Emitted, bidirectional, matrix, record
+from headrace.kernels.cpu.emit import NOWHERE, Emitted, bidirectional, matrix, record
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.records import ROWS_N, HrStep
 from headrace.kernels.pictured import attend, convolve, strip_of
@@ -82,7 +82,7 @@ def test_attention_to_texts(ops: CpuOperators, size: int) -> None:
 
     def mixed(q: Floats, kv: Floats, starts: npt.NDArray[Any], text: npt.NDArray[Any]) -> Floats:
         y = np.zeros_like(q)
-        op = bidirectional(matrix(q), heads, size, spec.scale, matrix(y), kv=matrix(kv))
+        op = bidirectional(matrix(q), heads, size, spec.scale, matrix(y), matrix(kv))
         step = {"n": len(q), "b": len(starts) - 1, "t": len(kv)}
         run(ops, op, **step, query_starts=address(starts), text_starts=address(text))
         return y
@@ -103,7 +103,7 @@ def test_biases_by_distance(ops: CpuOperators, size: int) -> None:
     qkv, bias = drawn(bounds[-1], 3 * heads * size) / 3, drawn(heads * 2 * reach)
     y = np.zeros((len(qkv), heads * size), np.float32)
     given = matrix(qkv), heads, size, 1.0, matrix(y)
-    op = bidirectional(*given, bias=bias, reach=reach)
+    op = bidirectional(*given, NOWHERE, bias, reach)
     run(ops, op, n=len(qkv), b=len(lengths), query_starts=address(bounds))
     q, kv = qkv[:, : heads * size], np.ascontiguousarray(qkv[:, heads * size :])
     wanted = attend(q, kv, spec, bounds, bounds, bias)

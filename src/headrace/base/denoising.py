@@ -57,7 +57,6 @@ class Decoder(NamedTuple):
     layers: int
     """Residual blocks at each size."""
     groups: int
-    """Groups of its norms."""
     attends: bool
     """Whether places of the smallest size see each other."""
     mixes: bool
@@ -75,8 +74,7 @@ class Decoder(NamedTuple):
     @property
     def factor(self) -> int:
         """Rows and columns of a picture for each of its latent's."""
-        factor: int = 2 ** (len(self.widths) - 1)
-        return factor
+        return 1 << (len(self.widths) - 1)
 
 
 class TextEncoder(NamedTuple):
@@ -161,11 +159,6 @@ class Denoiser(NamedTuple):
     def tokens(self) -> int:
         """Tokens of a picture."""
         return (self.size // self.patch) ** 2
-
-    @property
-    def numbers(self) -> int:
-        """Numbers of a picture."""
-        return self.channels * self.size**2
 
 
 class PictureWish(NamedTuple):

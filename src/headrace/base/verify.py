@@ -37,6 +37,7 @@ from .graph import (
     PictureConvSpec,
     Role,
     RouteSpec,
+    Rows,
     ScaleSpec,
     ScatterSpec,
     WeightRef,
@@ -119,9 +120,9 @@ def _rows(node: Node) -> Iterator[str]:
         each = [value.rows for value in (*node.reads, *node.out)]
         if each != [*[TOKENS] * many, *[SAMPLED] * (3 - many), TOKENS]:
             yield "reads rows of N by rows of R"
-    elif _of_entries(node):
-        if rows != {SAMPLED}:
-            yield "is of sampled rows"
+    elif (own := _own_rows(node)) is not None:
+        if rows != {own}:
+            yield "is of sampled rows" if own == SAMPLED else "is of texts"
     elif node.kind == "select":
         if [value.rows for value in (*node.reads, *node.out)] != [TOKENS, SAMPLED]:
             yield "goes from N to R"
@@ -131,9 +132,6 @@ def _rows(node: Node) -> Iterator[str]:
     elif node.kind == "attend" and len(node.reads) > 1:
         if [value.rows for value in (*node.reads, *node.out)] != [TOKENS, TEXTS, TOKENS]:
             yield "goes from N over T to N"
-    elif node.kind == "embed" and isinstance(node.spec, GivenSpec) and node.spec.of == "texts":
-        if rows != {TEXTS}:
-            yield "is of texts"
     elif node.kind == "window":
         if isinstance(node.spec, WindowSpec) and not _windows(node, node.spec):
             yield "makes another number of rows"
@@ -144,11 +142,13 @@ def _rows(node: Node) -> Iterator[str]:
         yield "mixes numbers of rows"
 
 
-def _of_entries(node: Node) -> bool:
-    """Return whether a node reads numbers that a step has for each sampled row."""
+def _own_rows(node: Node) -> Rows | None:
+    """Return the rows of numbers that a step has, if these are not its tokens'."""
     spec = node.spec
+    if isinstance(spec, GivenSpec) and spec.of == "texts":
+        return TEXTS
     labels = isinstance(spec, EmbedSpec) and spec.index == "labels"
-    return labels or (isinstance(spec, GivenSpec) and spec.of == "times")
+    return SAMPLED if labels or (isinstance(spec, GivenSpec) and spec.of == "times") else None
 
 
 def _windows(node: Node, spec: WindowSpec) -> bool:

@@ -33,9 +33,7 @@ command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @configured
 def draw(
     engine: EngineOptions,
-    prompt: Annotated[
-        str, typer.Argument(help="A text, or a name or number of a class of the model.")
-    ],
+    prompt: Annotated[str, typer.Argument(help="A text, or a class's name or number.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file, a PNG.")] = Path("out.png"),
     count: Annotated[
         int, typer.Option("--n", help="Pictures; of several, the files are numbered.")
@@ -52,8 +50,7 @@ def draw(
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Same seed, same pictures.")] = None,
 ) -> None:
-    """Draw pictures of a class or a text. MODEL is a folder of a pipeline of diffusers: DiT or
-    PixArt."""
+    """Draw pictures. MODEL is a folder of diffusers: a pipeline of DiT or PixArt."""
     if out.suffix.lower() != ".png":
         raise InvalidRequest(f"{out} must end in .png", param="out")
     if not out.parent.is_dir():  # Before the work that would be lost.

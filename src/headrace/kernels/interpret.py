@@ -212,16 +212,14 @@ class _Run:
         self.values[node.out[0]] = windows(self.values[node.reads[0]], spec)
 
     def _conv(self, node: Node) -> None:
-        matrix, bias = node.weights
-        weight, added = self.weights.weight(matrix), self.weights.vector(bias)
+        weight, bias = self.weights.weight(node.weights[0]), self.weights.vector(node.weights[1])
         x, spec = self.values[node.reads[0]], cast(PictureConvSpec, node.spec)
-        strips = convolve(x, spec, lambda rows: self.ops.linear(rows, weight, added))
+        strips = convolve(x, spec, lambda rows: self.ops.linear(rows, weight, bias))
         self.values[node.out[0]] = joined(strips, 0)
 
     def _group_norm(self, node: Node) -> None:
         spec, vectors = cast(GroupNormSpec, node.spec), map(self.weights.vector, node.weights)
-        entries = len(self.batch.lengths)
-        y = group_norm(self.values[node.reads[0]], spec, *vectors, entries)
+        y = group_norm(self.values[node.reads[0]], spec, *vectors, len(self.batch.lengths))
         self.values[node.out[0]] = self.ops.activate(y, "silu") if spec.silu else y
 
     def _norm(self, node: Node) -> None:

@@ -35,7 +35,6 @@ STEM = "diffusion_pytorch_model"
 """Beginning of the names of weight files."""
 MOST_NAME = 200
 """Letters of a class's name."""
-
 PIPELINES: Mapping[str, tuple[str, str, int]] = {
     "DiTPipeline": ("dit", "DiTTransformer2DModel", 0),
     "PixArtAlphaPipeline": ("pixart", "PixArtTransformer2DModel", 120),

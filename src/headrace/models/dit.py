@@ -149,7 +149,7 @@ def _denoiser(config: Config) -> Denoiser:
     else:
         classes = fields.integer("num_embeds_ada_norm", 1, 2**20, 1000)
     vae = fields.mapping("vae")
-    decoder = None if vae is None else read_decoder(vae, channels, size)
+    decoder = None if vae is None else read_decoder(vae, channels)
     solver = _solver(fields.mapping("scheduler") or {})
     if (tokens := (size // patch) ** 2) > MOST_TOKENS:
         raise UnsupportedModel(

@@ -67,8 +67,7 @@ def describe_texts(arch: ModelArch) -> Graph:
             both = [f"{inner}.wi_0", f"{inner}.wi_1"]
             wide = to.gated(to.linear(normed, *both, outputs=[t5.inner] * 2, purpose="up"), act)
         else:
-            wide = to.activate(
-                to.linear(normed, f"{inner}.wi", outputs=t5.inner, purpose="up"), act
-            )
+            up = to.linear(normed, f"{inner}.wi", outputs=t5.inner, purpose="up")
+            wide = to.activate(up, act)
         x = to.add(x, to.linear(wide, f"{inner}.wo", outputs=t5.hidden, purpose="down"))
     return to.graph(hidden=to.rms_norm(x, "encoder.final_layer_norm"))

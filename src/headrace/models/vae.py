@@ -7,31 +7,20 @@ from typing import Any
 
 from ..base.arch import ModelArch
 from ..base.arch_fields import Fields
-from ..base.denoising import Decoder
+from ..base.denoising import Decoder, GroupNormSpec, PictureConvSpec
 from ..base.errors import UnsupportedModel
-from ..base.graph import (
-    TOKENS,
-    AttentionSpec,
-    Graph,
-    GroupNormSpec,
-    Node,
-    PictureConvSpec,
-    Rows,
-    Value,
-)
+from ..base.graph import TOKENS, AttentionSpec, Graph, Node, Rows, Value
 from ..layers.description import Description, matrix, vector
 from .t5 import describe_texts
 
 CLASS = "AutoencoderKL"
 EPS = 1e-6
 UP, MID = "decoder.up_blocks", "decoder.mid_block"
-MOST_PIXELS = 2**24
-"""Pixels of a picture: a value of its largest size has as many rows."""
 
 
-def read_decoder(config: Mapping[str, Any], channels: int, size: int) -> Decoder:
-    """Read the `config.json` of a decoder of latents [channels, size, size].
-    Raises `ModelFileError`, `UnsupportedModel`."""
+def read_decoder(config: Mapping[str, Any], channels: int) -> Decoder:
+    """Read the `config.json` of a decoder of latents. Raises `ModelFileError`,
+    `UnsupportedModel`."""
     fields, widths = Fields(config, "vae/config.json"), config.get("block_out_channels")
     groups = fields.integer("norm_num_groups", 1, 1024, 32)
     sizes = widths if isinstance(widths, list) else []
@@ -48,13 +37,6 @@ def read_decoder(config: Mapping[str, Any], channels: int, size: int) -> Decoder
         ("latents_mean",), ("latents_std",), ("out_channels", 1, 3), ("up_block_types", kinds),
     ):  # fmt: skip
         fields.expect(key, *allowed)
-    factor = 2 ** (len(sizes) - 1)
-    if (size * factor) ** 2 > MOST_PIXELS:
-        raise UnsupportedModel(
-            f"{fields.where}: by block_out_channels a picture has {size * factor} lines; at most "
-            f"{MOST_PIXELS**0.5:g} are supported",
-            param="block_out_channels",
-        )
     return Decoder(
         channels=fields.integer("out_channels", 1, 3, 3),
         widths=tuple(reversed(sizes)),
@@ -77,8 +59,7 @@ def describe_decoder(arch: ModelArch) -> Graph:
     given = x = Value(TOKENS, denoiser.channels)
     if decoder.mixes:
         x = make.conv(x, "post_quant_conv", x.width, side=1)
-    widths = decoder.widths
-    x = make.conv(x, "decoder.conv_in", widths[0])
+    x = make.conv(x, "decoder.conv_in", (widths := decoder.widths)[0])
     x = make.residual(x, f"{MID}.resnets.0", widths[0])
     if decoder.attends:
         x = make.attention(x, f"{MID}.attentions.0")

@@ -45,10 +45,8 @@ from .weights import Which, numbers_of
 JOINED = "norms"
 """Label of norms that are one operator with the sum before them; and of all in an encoder."""
 ENTRIES = "/entries"
-"""Suffix of the labels of nodes that a denoiser computes once for each entry."""
-OF_TEXTS = "/texts"
-"""Suffix of the labels of nodes that a denoiser computes for each token of a text, which is priced
-as if it were as long as one may be."""
+"""Suffix of the labels of nodes that a denoiser computes for each entry, or for its text, which is
+priced as if it were the longest."""
 LAST = "/last"
 """Suffix of the last layer's labels, if it is computed for fewer rows or has wider weights.
 
@@ -118,7 +116,7 @@ def count_step(case: Case, step: Composition) -> list[Count]:
 def rows_of(case: Case, step: Composition, group: Group) -> tuple[int, str]:
     """Return (rows of a group's nodes, mark of its label)."""
     if case.arch.denoiser is not None and group.node.out[0].rows == TEXTS:
-        return step.samples * case.arch.denoiser.texts, OF_TEXTS
+        return step.samples * case.arch.denoiser.texts, ENTRIES
     if not group.sampled:
         return step.tokens, ""
     if case.arch.denoiser is not None:

@@ -162,8 +162,7 @@ class Allocator:
             rows.ranked = scores.rows_of
             return [scores]
         if self.arch.denoiser is not None:
-            tensors = not program.host
-            drawn = Denoising(self.arch.denoiser, opened.drawing, tensors=tensors)
+            drawn = Denoising(self.arch.denoiser, opened.drawing, tensors=not program.host)
             rows.pictured = drawn.batch
             return [drawn]
         aligner: list[RowFeature] = []

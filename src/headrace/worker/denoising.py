@@ -40,7 +40,6 @@ class _DrawnRow:
     path: Trajectory
     phases: list[Phase]
     texts: list[Floats] = field(default_factory=list)
-    """Rows of its encoded texts."""
     decoded: Any = None
     """The item of the decoder, from its first slice to its last."""
 
@@ -138,14 +137,12 @@ class Denoising(RowWish[_DrawnRow]):
     def _done_else(self, plan: StepPlan) -> Iterator[tuple[int, _DrawnRow, Floats]]:
         """Do the other phases; yield (entry of the plan, its picture, the pixels) of each that is
         decoded."""
-        for entry, row in enumerate(plan.rows):
-            drawn = self._rows.get(row)
-            if drawn is None:
+        for entry, drawn, (phase, at) in self._phases(plan):
+            if drawn is None or phase == "step":
                 continue
-            phase, at = self._phase(plan, entry, drawn)
             if phase == "text":
                 drawn.texts.append(self._text(drawn, at))
-            elif phase == "slice" and (pixels := self._decoded(drawn, at)) is not None:
+            elif (pixels := self._decoded(drawn, at)) is not None:
                 yield entry, drawn, pixels
 
     def _text(self, drawn: _DrawnRow, at: int) -> Floats:
@@ -180,17 +177,18 @@ class Denoising(RowWish[_DrawnRow]):
     def _entries(self, plan: StepPlan) -> Iterator[tuple[int, _DrawnRow | None, int]]:
         """Yield (entry of the plan, its picture, its entries in the batch) of those that do a
         step."""
-        for entry, (row, count) in enumerate(zip(plan.rows, plan.counts, strict=True)):
-            drawn = self._rows.get(row)
+        for entry, drawn, (phase, _) in self._phases(plan):
             if drawn is None:
-                yield entry, drawn, max(1, count // self._denoiser.tokens)
-            elif self._phase(plan, entry, drawn)[0] == "step":
+                yield entry, drawn, max(1, plan.counts[entry] // self._denoiser.tokens)
+            elif phase == "step":
                 yield entry, drawn, drawn.wish.entries
 
-    @staticmethod
-    def _phase(plan: StepPlan, entry: int, drawn: _DrawnRow) -> Phase:
-        """Return what a plan's entry does: its units are those of one phase."""
-        return drawn.phases[plan.starts[entry] // plan.counts[entry]]
+    def _phases(self, plan: StepPlan) -> Iterator[tuple[int, _DrawnRow | None, Phase]]:
+        """Yield (entry of the plan, its picture, what it does): its units are those of a phase."""
+        for entry, row in enumerate(plan.rows):
+            drawn = self._rows.get(row)
+            at = plan.starts[entry] // plan.counts[entry]
+            yield entry, drawn, ("step", 0) if drawn is None else drawn.phases[at]
 
     def _patches(self, picture: Floats) -> Floats:
         """Return the numbers of each patch [tokens, channels · patch²]: channel, row, column."""

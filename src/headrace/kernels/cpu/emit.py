@@ -407,20 +407,11 @@ def attention(
 
 
 def bidirectional(
-    qkv: Matrix,
-    heads: int,
-    size: int,
-    scale: float,
-    y: Matrix,
-    *,
-    windowed: bool = False,
-    kv: Matrix = NOWHERE,
-    bias: Array | None = None,
-    reach: int = 0,
+    qkv: Matrix, heads: int, size: int, scale: float, y: Matrix, *more: Any, windowed: bool = False
 ) -> Emitted:
-    """Emit qkv [N, 3 · H · E] → y [N, H · E]: every token sees its whole entry, or its window, or
-    with `kv` [T, 2 · H · E] its entry's text. `bias`: see `AttentionSpec.reach`."""
-    return record("BIDIRECTIONAL", qkv, y, scale, heads, size, windowed, kv, bias, reach)
+    """Emit qkv [N, 3 · H · E] → y [N, H · E]: every token sees its whole entry, or its window.
+    `more`: kv [T, 2 · H · E] of texts that are seen instead, biases, `AttentionSpec.reach`."""
+    return record("BIDIRECTIONAL", qkv, y, scale, heads, size, windowed, *more)
 
 
 def select(x: Matrix, y: Matrix, size: int) -> Emitted:

@@ -53,7 +53,41 @@ class Unrecordable(Exception):
 class Fusion:
     """Analysis of a graph and its weights; `Lowering` makes the records."""
 
-    def __init__(self, graph: Graph, weights: Prepared, additions: Additions) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        weights: Prepared,
+        cache: KvCache,
+        arena: Arena,
+        additions: Additions,
+        dealing: Dealing | None = None,
+    ) -> None:
+        self._cache, self._arena, self._dealing = cache, arena, dealing
+        self.names: list[str] = []
+        self.emitted: list[Emitted] = []
+        self.head: HrLinear | None = None
+        """The last product, if it has one part and gives the logits."""
+        self.scattered: list[tuple[Structure, int]] = []
+        """Records that take rows of other parts, each with its first column of them."""
+        self.share: ExchangeSpec | None = None
+        """Part of the logits that `head` gives, if ranks share them."""
+        self._floats: dict[Value, npt.NDArray[np.float32]] = {}
+        """Floats by storage."""
+        self._made: dict[Value, npt.NDArray[np.float32]] = {}
+        """Floats by storage, also of values that are not read any more."""
+        self._codes: dict[Value, QuantisedRows] = {}
+        """int8 codes by value, since other numbers in the same storage have other codes."""
+        self._idle: list[Callable[[], None]] = []
+        """Functions that give back memory of all ranks. This rank has read it; others may still
+        read it."""
+        self.meetings = 0
+        """Exchanges so far."""
+        self._met: dict[mixture.Placed, int] = {}
+        """Number of exchanges when a mixture's room was last written."""
+        self._windows: dict[Value, WindowSpec] = {}
+        """Values that are rows side by side of their storage."""
+        self.ends: list[int] = []
+        """Number of records after each node."""
         self._graph, self._weights, self._additions = graph, weights, additions
         self._nodes = graph.nodes
         self._results = set(graph.outputs.values())
@@ -241,47 +275,6 @@ class Fusion:
         """Return whether the product that the sum `index` reads adds itself."""
         maker = self._graph.maker(self._nodes[index].reads[1])
         return maker in self._summed
-
-
-class Rooms(Fusion):
-    """Places of values, and the records so far."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        weights: Prepared,
-        cache: KvCache,
-        arena: Arena,
-        additions: Additions,
-        dealing: Dealing | None = None,
-    ) -> None:
-        super().__init__(graph, weights, additions)
-        self._cache, self._arena, self._dealing = cache, arena, dealing
-        self.names: list[str] = []
-        self.emitted: list[Emitted] = []
-        self.head: HrLinear | None = None
-        """The last product, if it has one part and gives the logits."""
-        self.scattered: list[tuple[Structure, int]] = []
-        """Records that take rows of other parts, each with its first column of them."""
-        self.share: ExchangeSpec | None = None
-        """Part of the logits that `head` gives, if ranks share them."""
-        self._floats: dict[Value, npt.NDArray[np.float32]] = {}
-        """Floats by storage."""
-        self._made: dict[Value, npt.NDArray[np.float32]] = {}
-        """Floats by storage, also of values that are not read any more."""
-        self._codes: dict[Value, QuantisedRows] = {}
-        """int8 codes by value, since other numbers in the same storage have other codes."""
-        self._idle: list[Callable[[], None]] = []
-        """Functions that give back memory of all ranks. This rank has read it; others may still
-        read it."""
-        self.meetings = 0
-        """Exchanges so far."""
-        self._met: dict[mixture.Placed, int] = {}
-        """Number of exchanges when a mixture's room was last written."""
-        self._windows: dict[Value, WindowSpec] = {}
-        """Values that are rows side by side of their storage."""
-        self.ends: list[int] = []
-        """Number of records after each node."""
 
     def floats(self, value: Value) -> npt.NDArray[np.float32]:
         """Return the memory of a value's numbers, which are there from its record to its last

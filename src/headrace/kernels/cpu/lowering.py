@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from ...base.exchange import ExchangeSpec
 from ...base.graph import (
@@ -32,11 +31,11 @@ from ..operators import KvCache
 from ..weights import LoraWeight
 from . import bags, emit, latent, mixture, pictures, states
 from .emit import NOT_QUANTISED, Emitted, Matrix
-from .fusion import Rooms, Unrecordable, rows_of
+from .fusion import Fusion, Unrecordable, rows_of
 from .records import ROWS_N, HrKv, HrLinear, HrPiece, HrQuantised
 
 
-class Lowering(Rooms):
+class Lowering(Fusion):
     """Lowering of one graph, once; its results are in its attributes."""
 
     def run(self) -> list[Emitted]:
@@ -289,10 +288,9 @@ class Lowering(Rooms):
         if spec.bidirectional:
             sizes, y = (spec.heads, spec.size, spec.scale), self._make_floats(node.out[0])
             qkv, *kv = map(self._matrix, node.reads)
-            more: dict[str, Any] = {"windowed": spec.windowed, "reach": spec.reach}
-            more["kv"] = kv[0] if kv else emit.NOWHERE
-            more["bias"] = self._weights.vector(node.weights[0]) if spec.reach else None
-            op = emit.bidirectional(qkv, *sizes, y, **more)
+            bias = self._weights.vector(node.weights[0]) if spec.reach else None
+            more = kv[0] if kv else emit.NOWHERE, bias, spec.reach
+            op = emit.bidirectional(qkv, *sizes, y, *more, windowed=spec.windowed)
             self._emit("attention", op)
             return
         (out,) = self._nodes[self._picked.get(index, index)].out

@@ -40,9 +40,7 @@ BEGINS = "image_generation"
 
 class ImagesBody(Body, neglects="images"):
     model: str | None = Field(None, description="Served name; null: the served model.")
-    prompt: str = Field(
-        max_length=4000, description="A text, or a name or number of a class of the model."
-    )
+    prompt: str = Field(max_length=4000, description="A text, or a class's name or number.")
     negative_prompt: str | None = Field(
         None, max_length=4000, description="Text that guidance leads away from; null: none."
     )
@@ -101,8 +99,7 @@ router = APIRouter(tags=["OpenAI"])
 @takes(ImagesBody)
 async def generations(request: Request) -> Response:
     """Draw pictures of a class or a text. `usage` has the patches that all steps compute, and the
-    seconds that the roofline priced all work at before the first; null on a machine that it does
-    not know."""
+    seconds that all was priced at before; null on a machine that the roofline does not know."""
     service, body = await entered(request, ImagesBody)
     service.check_model(body.model)
     denoiser = denoiser_of(service.engine.files, service.name)
