@@ -253,9 +253,9 @@ def test_a_picture_is_priced_before_it_starts(tmp_path: Path) -> None:
     seconds = drawing_seconds(exact)
     assert 0 < seconds["step_seconds_1"] < seconds["step_seconds_2"] < 2 * seconds["step_seconds_1"]
     assert drawing_seconds(coded)["step_seconds_2"] < seconds["step_seconds_2"]
-    engine: Any = SimpleNamespace(memory=seconds)
+    engine: Any = SimpleNamespace(memory=seconds, files=files)
     denoiser = denoiser_of(files, "one")
-    order = read_drawing(SimpleNamespace(files=files), denoiser, "3", n=3, steps=10, guidance=2.0)
+    order = read_drawing(engine, denoiser, "3", n=3, steps=10, guidance=2.0)
     assert predicted(engine, order) == pytest.approx(30 * seconds["step_seconds_2"])
     assert predicted(SimpleNamespace(memory={}), order) is None  # type: ignore[arg-type]
     assert exact is not None

@@ -241,7 +241,7 @@ def test_texts_are_encoded_once_for_the_pictures_of_a_tenant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = opened(dit.make_texts(tmp_path))
-    worker = engine.built.core.executor.worker  # type: ignore[attr-defined]
+    worker = engine.built.core.executor.worker
     drawing = worker._steps.features.listed[0]
     begun: list[int] = []
     begin = drawing._parts["texts"].begin
@@ -259,7 +259,7 @@ def test_the_memory_plan_has_room_for_the_decoder(tmp_path: Path) -> None:
     assert arch.denoiser is not None
     assert arch.denoiser.decoder is not None
     assert len(blocks(describe_decoder(arch))) - 1 == arch.denoiser.decoder.slices
-    worker = engine.built.core.executor.worker  # type: ignore[attr-defined]
+    worker = engine.built.core.executor.worker
     part = worker._steps.features.listed[0]._parts["decoder"]
     arena = part._run._lowering._arena
     used = sum(buffer.nbytes for _, buffer in arena.all if isinstance(buffer, np.ndarray))
@@ -342,7 +342,7 @@ def test_numbers_that_are_none_end_their_picture_alone(tmp_path: Path) -> None:
     core = engine.built.core
     for _ in range(2):
         core.turn()
-    drawing = core.executor.worker._steps.features.listed[0]  # type: ignore[attr-defined]
+    drawing = core.executor.worker._steps.features.listed[0]
     next(iter(drawing._rows.values())).path.picture[:] = np.nan
     engine.add("sane", wish(folder, 1, 1.0))
     ends = {}
