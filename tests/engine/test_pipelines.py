@@ -278,14 +278,14 @@ def test_texts_are_priced_and_checked(tmp_path: Path) -> None:
     denoiser = denoiser_of(files, "one")
     order = read_drawing(engine, denoiser, f"  {TEXT.upper()} ", n=2, steps=5, guidance=2.0)
     assert order.wishes[0].texts == (ids(folder, TEXT), ids(folder, ""))
-    assert order.inputs == len(TEXT) + 2
+    assert order.inputs == len(TEXT) + 3  # A space before it, and an end of each text.
     each = 5 * seconds["step_seconds_2"] + 2 * seconds["texts_seconds"] + seconds["decoder_seconds"]
     assert predicted(engine, order) == pytest.approx(2 * each)
     assert len(read_drawing(engine, denoiser, "", guidance=1.0).wishes[0].texts) == 1
     with pytest.raises(InvalidRequest, match="prompt has 301 tokens; at most 300"):
-        read_drawing(engine, denoiser, "a" * 300)
+        read_drawing(engine, denoiser, "a" * 299)
     with pytest.raises(InvalidRequest, match="negative_prompt has 302 tokens"):
-        read_drawing(engine, denoiser, "a", negative="a" * 301)
+        read_drawing(engine, denoiser, "a", negative="a" * 300)
     with pytest.raises(InvalidRequest, match=r"512x512.*16x16"):
         read_drawing(engine, denoiser, "a", size="512x512")
     classes: Any = SimpleNamespace(files=open_model(str(dit.make(tmp_path / "classes"))))

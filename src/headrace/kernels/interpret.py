@@ -218,8 +218,8 @@ class _Run:
         self.values[node.out[0]] = joined(strips, 0)
 
     def _group_norm(self, node: Node) -> None:
-        spec, vectors = cast(GroupNormSpec, node.spec), map(self.weights.vector, node.weights)
-        y = group_norm(self.values[node.reads[0]], spec, *vectors, len(self.batch.lengths))
+        spec, (gain, shift) = cast(GroupNormSpec, node.spec), map(self.weights.vector, node.weights)
+        y = group_norm(self.values[node.reads[0]], spec, gain, shift, len(self.batch.lengths))
         self.values[node.out[0]] = self.ops.activate(y, "silu") if spec.silu else y
 
     def _norm(self, node: Node) -> None:

@@ -41,6 +41,7 @@ class ComposedOperators:
         def of(kind: str) -> Provider:
             return providers.get(kind, distinct[0])
 
+        self._of = of
         self.drawing = of("linear").drawing
         self.embed, self.select, self.add = of("embed").embed, of("select").select, of("add").add
         self.scatter = of("embed").scatter
@@ -62,7 +63,7 @@ class ComposedOperators:
         kind = {"embed": "embed", "bag": "embed", "moe": "experts", "heads": "absorb"}.get(
             role, "linear"
         )
-        return self.providers[kind].prepare(weight, role, dequantise)
+        return self._of(kind).prepare(weight, role, dequantise)
 
     @property
     def told(self) -> list[Decision]:

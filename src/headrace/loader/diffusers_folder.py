@@ -49,7 +49,7 @@ def open_pipeline(folder: Path, name: str, licence: str | None = None) -> ModelF
     index = read_json(folder / INDEX)
     given = index.get("_class_name")
     _expect(INDEX, "_class_name", given, *PIPELINES)
-    family, transformer, texts = PIPELINES[given]
+    family, transformer, texts = PIPELINES[str(given)]
     _expect(INDEX, "transformer", _class(index, "transformer"), transformer)
     _expect(INDEX, "vae", _class(index, "vae"), None, vae.CLASS)
     folders = {"transformer": STEM}

@@ -266,7 +266,7 @@ def load_encoder(
 ) -> Encoder:
     """Load the encoder of a model, which uses the threads of `text`. Its weights stay as the files
     have them, unless `quantise` asks for eight bits: fewer are of the language model alone."""
-    files, graph, source, tower = opened
+    files, graph, source, tower, _ = opened
     assert tower is not None, "an encoder comes with its tower"
     kinds = source.kinds()
     cross = files.arch.cross if isinstance(files, ModelFiles) else None

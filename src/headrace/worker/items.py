@@ -28,7 +28,8 @@ def one_entry(part: Part, tokens: npt.NDArray[np.int64]) -> StepBatch:
     arrays: list[Array] = [tokens, np.arange(count), bounds, lengths, np.zeros(0, np.int64)]
     if not part.operators.host:
         arrays = list(map(tensor, arrays))
-    return StepBatch(*arrays[:4], [], arrays[4], count, count)
+    ids, places, starts, ends, sampled = arrays
+    return StepBatch(ids, places, starts, ends, [], sampled, count, count)
 
 
 class ItemPart:

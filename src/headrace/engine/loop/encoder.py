@@ -13,7 +13,7 @@ from ...base.layout import ONE, Layout
 from ...base.modelfiles import ModelFiles
 from ...base.slices import slices
 from ...base.step import GroupShape
-from ...kernels.pictured import STRIP
+from ...kernels.pictured import strip_of
 from ...loader.towers import Tower, open_tower
 from ...models.registry import describe
 from ...models.vae import parts_beside
@@ -110,7 +110,7 @@ def decoding_bytes(arch: ModelArch, rows: int) -> int:
     sizes = {(one.rows, one.width): one.rows.of(units) * one.width for one in values}
     wide = max(node.weights[0].width for node in nodes if node.kind == "conv")
     # Three of a size are alive at a time: the residual, its norm, and what a convolution makes.
-    return 4 * (3 * sum(sizes.values()) + rows * max(sizes.values()) + STRIP * wide)
+    return 4 * (3 * sum(sizes.values()) + rows * max(sizes.values()) + strip_of(units) * wide)
 
 
 _FED = "activate", "gated"
