@@ -103,7 +103,7 @@ class TextEncoder(NamedTuple):
 
 
 Phase = tuple[Literal["text", "step", "slice"], int]
-"""What a picture's row computes in a step, and which of these."""
+"""Kind of work that a picture's row does in a step, and its number among those of its kind."""
 
 
 class Denoiser(NamedTuple):

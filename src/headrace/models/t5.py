@@ -16,7 +16,7 @@ CLASS = "T5EncoderModel"
 TABLE = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 """Biases of each bucket and head."""
 GRID = "relative_bias.grid"
-"""Those of each distance, which no file holds: see `AttentionSpec.reach`."""
+"""Biases of each distance and head, which no file holds: see `AttentionSpec.reach`."""
 
 
 def read_texts(config: Mapping[str, Any], most: int) -> TextEncoder:
