@@ -86,6 +86,16 @@ def test_every_record_has_the_name_of_an_operator() -> None:
     from headrace.kernels.cpu.records import CODES
     from headrace.kernels.cpu.timing import NAMES
 
-    own = ["gate_up", "handover", "head", "lora", "quantise", "recurrence", "sample", "softcap"]
+    own = [
+        "around",
+        "gate_up",
+        "handover",
+        "head",
+        "lora",
+        "quantise",
+        "recurrence",
+        "sample",
+        "softcap",
+    ]
     assert set(NAMES) == set(CODES.values())
     assert set(NAMES.values()) - KINDS == set(own)
