@@ -80,7 +80,7 @@ async def show(request: Request) -> Response:
 
 
 def _wakes(body: OllamaChatBody | GenerateBody) -> bool:
-    """Tell whether a request loads its model: not if it only asks to let it rest, at once."""
+    """Whether a request loads its model; one that only asks to let it rest at once does not."""
     if isinstance(body, OllamaChatBody):
         asks = bool(body.messages)
     else:

@@ -175,8 +175,8 @@ class Responses:
                 removed.cancel()
             self.running.pop(response["id"], None)
             self.turns.pop(response["id"], None)
-            said = {"request_id": name, "path": request.scope["path"], "background": True}
-            log_exchange(logging.INFO, said, work)
+            fields = {"request_id": name, "path": request.scope["path"], "background": True}
+            log_exchange(logging.INFO, fields, work)
             self.service.leave(work)
 
         task.add_done_callback(ended)
