@@ -20,7 +20,7 @@ from ..kernels.arrays import floats
 from ..kernels.weights import FP8_BLOCK, Fp8Weight
 
 MOST = 2.0**100
-"""Bound of a scale: with a byte of 448 and 256 times the kernels' own it stays finite."""
+"""Bound of a scale: multiplied by a byte of 448 and 256 times the kernels' own, it stays finite."""
 SCALES = ("weight_scale", "weight_scale_inv")
 
 
@@ -43,7 +43,7 @@ def fp8_weight(tensors: Mapping[str, npt.NDArray[Any]], strategy: str, name: str
         "block": (-(-out // FP8_BLOCK), -(-width // FP8_BLOCK)),
     }
     wanted = shapes[strategy]
-    # A scalar, [1] and [out] are written too.
+    # Files also have a scalar, [1] or [out] here.
     if stored.size != wanted[0] * wanted[1] or (stored.ndim == 2 and stored.shape != wanted):
         raise ModelFileError(
             f"{name}: {found[0]} has shape {list(stored.shape)}; {list(wanted)} is needed for "

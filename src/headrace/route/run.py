@@ -27,7 +27,7 @@ BACKLOG = 2048
 
 @dataclass(frozen=True, slots=True)
 class RouteOptions:
-    """Options of the gateway, beside its servers."""
+    """Options of the gateway in addition to its servers."""
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8080, "0 takes a free one.", min=0, max=65535)
