@@ -52,7 +52,7 @@ def _read_label() -> Reader:
 
 
 def _read_calls(char: str, calls: Calls) -> Reader:
-    """Read one value, or several with `;` or `,` between them; return what follows the spaces."""
+    """Read one value, or several with `;` or `,` between; return the character after the spaces."""
     while True:
         if char == "[":
             yield from read_list(calls, certain=False)

@@ -275,7 +275,7 @@ def after_reasoning(
 
 
 def verified(source: str, where: str, *, shift: int | None = None) -> str:
-    """Return the grammar if llguidance takes it; otherwise raise `InvalidRequest` with its words.
+    """Return the grammar if llguidance accepts it; otherwise raise `InvalidRequest` with its words.
 
     `shift`: number of lines before the user's own; None: no line is the user's.
     """

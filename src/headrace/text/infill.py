@@ -49,7 +49,7 @@ class Infill:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, source: Any) -> Infill | None:
-        """Find a model's marks; None if it has none. `source`: `ModelFiles.tokenizer`."""
+        """Find a model's marks; return None if it has none. `source`: `ModelFiles.tokenizer`."""
         metadata = source if isinstance(source, dict) else {}
         added = tokenizer.vocabulary.added
         marks = _named(metadata, tokenizer, ("prefix", "suffix", "middle"))

@@ -65,7 +65,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def closed(tool: Tool) -> bool:
-    """Tell whether the tool takes no parameters but those that it declares."""
+    """Return whether the tool takes no parameters but those that it declares."""
     return tool.parameters.get("additionalProperties") is False
 
 

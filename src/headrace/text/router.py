@@ -91,7 +91,7 @@ class StreamRouter:
 
     @property
     def in_reasoning(self) -> bool:
-        """Tell whether the next character would be reasoning, as far as is known."""
+        """Return whether the next character would be reasoning, as far as is known."""
         return self._state == self._reason
 
     def feed(self, text: str, tokens: int = 0) -> list[Event]:
@@ -257,7 +257,7 @@ class StreamRouter:
 
     @property
     def _certain(self) -> bool:
-        """Tell whether the text being read can only be a call."""
+        """Return whether the text being read can only be a call."""
         return not self._bare or self.calls.count > self._calls_before
 
     def _leave_section(self) -> None:
@@ -280,7 +280,7 @@ class StreamRouter:
         if broke:
             pending = "" if ended else pending
         elif cut and certain and (begun or not pending.strip(SPACES)):
-            # The beginning of a call, as a marker or an earlier call shows: of no use to a reader.
+            # A marker or an earlier call shows that this begins a call: of no use to a reader.
             opener = pending = ""
         elif ended and before > self._calls_before and not begun:
             # Only the closing marker is missing, or a part of it.
@@ -292,7 +292,7 @@ class StreamRouter:
             self._broke = broke
             self._state = self._skip
         if opener and opener.strip(SPACES) not in self._hidden:
-            # The spaces before it were kept for a call, which did not come.
+            # The spaces before it were kept for a call that did not come.
             self._drop_space = False
             _add(events, ContentDelta, opener)
         return pending

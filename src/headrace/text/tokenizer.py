@@ -125,7 +125,7 @@ class Tokenizer:
 
     @property
     def add_bos(self) -> bool:
-        """Tell whether the model wants a prefix (bos) before raw text, as its authors set it."""
+        """Return whether the model wants a prefix (bos) before raw text, as its authors set it."""
         return bool(self.vocabulary.prefix_ids)
 
     @property
