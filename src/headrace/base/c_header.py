@@ -25,7 +25,7 @@ _FUNCTION = re.compile(r"^(?:HR_)?API ([\w ]+[ *]+)(\w+)\(([^)]*)\)", re.MULTILI
 
 
 class Header:
-    """Numbers, structs and functions of our headers and sources: not of C in general."""
+    """Numbers, structs and functions of our own headers and sources, not of any C."""
 
     def __init__(self, *files: Path) -> None:
         """Read the files in order. A struct is one `typedef struct { … } Name;`; an enumerator and

@@ -23,7 +23,7 @@ DEFAULT_MODEL = "qwen2.5-coder-0.5b"
 ROWS = 64
 """Sequences that run at the same time, unless a device's KV holds more."""
 MOST_THREADS = 256
-"""Threads of the CPU kernels' pool, at most (`csrc/library.cpp`)."""
+"""Maximum threads of the CPU kernels' pool (`csrc/library.cpp`)."""
 
 
 def option(default: Any, help: str, **rules: Any) -> Any:
@@ -308,12 +308,12 @@ class ServerOptions:
 
     @property
     def program_names(self) -> list[str]:
-        """The names of `programs`."""
+        """Names in `programs`."""
         return [] if self.programs is None else self.programs.split(",")
 
     @property
     def served_names(self) -> list[str]:
-        """The names of `served_name`; none: the model's own."""
+        """Names in `served_name`; empty: the model's own name."""
         return [] if self.served_name is None else self.served_name.split(",")
 
 

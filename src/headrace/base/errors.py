@@ -152,7 +152,7 @@ class RunStopped(HeadraceError):
 
 class DeadlineMissed(HeadraceError):
     """Work was not begun because it could no longer end in time, or was stopped at its deadline;
-    the message tells which, and why."""
+    the message says which of the two, and why."""
 
     status = 504
     type = "deadline_error"

@@ -34,7 +34,7 @@ class GpuFacts:
     memory: int
     """Bytes."""
     free: int
-    """Bytes free now; all of them where the driver does not say."""
+    """Bytes free now; all of them if the driver does not report it."""
     uuid: str = ""
     """UUID of the GPU, or of the instance of a partitioned one."""
     multiprocessors: int = 132

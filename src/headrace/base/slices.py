@@ -12,7 +12,7 @@ def slices(graph: Graph) -> tuple[int, ...]:
 
     There are two slices for each layer, its attention and its feed-forward, one for the nodes
     before the first, and one for each K and V of another part's layer. A run stops only where later
-    nodes read one value alone, so that little is kept beside finished outputs.
+    nodes read one value alone, so that little is kept in addition to finished outputs.
     """
     nodes = graph.nodes
     last = {value: max(graph.readers(value), default=-1) for node in nodes for value in node.out}

@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple, Protocol
 from .errors import OptionError, file_errors
 
 LEAST_KEY = 32
-"""Bytes of a key file, at least."""
+"""Minimum bytes of a key file."""
 MOST_SERVERS = 64
-"""Prefill servers that one decode server asks, at most."""
+"""Maximum prefill servers that one decode server asks."""
 
 
 @dataclass(frozen=True, slots=True)
