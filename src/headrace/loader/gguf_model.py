@@ -123,13 +123,13 @@ def candidates(path: Path) -> list[Path]:
 
 
 def beside(path: Path, arch: ModelArch, tokens: StringArray) -> Path | None:
-    """Return the first encoder next to a language model that is of a known kind and made for its
-    width, and whose token it has; None: there is none."""
+    """Return the first encoder next to a language model that has a known kind, fits the model's
+    width and has its token in the vocabulary; None without one."""
     for one in candidates(path):
         try:
             metadata = GgufFile(one).metadata
         except HeadraceError:
-            continue  # It belongs to another model, perhaps: this one does without.
+            continue  # It may belong to another model: this one is served without it.
         width, kind = metadata.get("clip.vision.projection_dim"), projector(metadata)
         if width != arch.hidden or kind not in PROJECTORS:
             continue

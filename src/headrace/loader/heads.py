@@ -54,7 +54,7 @@ class HeadFiles:
 
 
 def open_head(name: str, target: ModelFiles) -> HeadFiles | None:
-    """Open the head of this name for `target`; None if the name is of something else.
+    """Open the head of this name for `target`; return None if the name is not a head's.
 
     Raises `ModelFileError` for a damaged head, `UnsupportedModel` for an unsupported one.
     """
@@ -146,7 +146,7 @@ def _named(name: str, arch: HeadArch) -> str | None:
 
 
 def _halved(name: str, arch: HeadArch) -> bool:
-    """Tell whether this matrix multiplies concat(token, state)."""
+    """Return whether this matrix multiplies concat(token, state)."""
     if arch.kind == "eagle3":
         return name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
     return name in ("fusion_fc.weight", "mtp.eh_proj.weight")

@@ -193,7 +193,7 @@ def _unreachable(endpoint: str) -> str | None:
     """
     parts = urlsplit(endpoint)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    # With a proxy the host need not resolve here: the request itself will tell.
+    # With a proxy the host need not resolve here: the request itself will show.
     if parts.scheme in getproxies() or "all" in getproxies():
         return None
     answer: list[str | None] = []

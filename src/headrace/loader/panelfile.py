@@ -121,7 +121,7 @@ class PanelFile:
         return self._own is not None
 
     def on_huge_pages(self) -> bool:
-        """Tell whether most of the (checked) payload is mapped by huge pages; False if unknown."""
+        """Whether most of the (checked) payload is mapped by huge pages; False if unknown."""
         mapped = _of_mapping(self._address(), "FilePmdMapped:")
         return 2 * mapped >= self.nbytes
 
@@ -146,7 +146,7 @@ class PanelFile:
         return self._payload()[entry.offset : entry.offset + entry.size]
 
     def _payload(self) -> npt.NDArray[Any]:
-        import numpy as np  # 90 ms to import: who only asks for the head does not pay for it.
+        import numpy as np  # 90 ms to import: a caller that only needs the head saves them.
 
         if self._own is not None:
             return self._own
@@ -157,7 +157,7 @@ class PanelFile:
 
 
 def describe(path: Path) -> dict[str, Any] | None:
-    """Return the identity in a file's head, whatever it is; None for any other file."""
+    """Return the identity in a file's head, of any model and layout; None for any other file."""
     with suppress(OSError, struct.error, *_SENSELESS), path.open("rb") as file:
         magic, format_, length, digest = _FIXED.unpack(file.read(_FIXED.size))
         if magic == MAGIC and format_ == FORMAT and length <= MAX_HEAD:

@@ -42,7 +42,7 @@ class PanelShelf:
     """Packed-weight cache of one model: weights found on the disk, or to be written there.
 
     `find` stored weights; `keep` newly packed ones; `finish` once, after all weights were asked
-    for. `outcome` and `reason` then tell `headrace explain` where the weights are.
+    for. `outcome` and `reason` then give `headrace explain` the place of the weights.
     """
 
     def __init__(

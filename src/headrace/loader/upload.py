@@ -35,8 +35,8 @@ class Link(Protocol):
         ...
 
     def send(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], object]:
-        """Begin to copy a buffer to the device; what is launched later finds it there. The
-        function that is returned waits until the buffer may be written again."""
+        """Begin to copy a buffer to the device; work launched later sees the copy. The returned
+        function waits until the buffer may be written again."""
         ...
 
 
