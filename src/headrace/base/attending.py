@@ -8,7 +8,7 @@ from .arch import Rope
 
 Values = Literal["own", "normed", "keys", "elsewhere"]
 """Source of a layer's V: a product of its own; the same, each head scaled to a root mean square of
-one; K as its product gives it, scaled so; or K and V written by another layer (Gemma 4)."""
+one; K straight from its product, scaled so; or K and V written by another layer (Gemma 4)."""
 
 
 class AttentionSpec(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Literal
 from .graph import RECURRENT, ROW_WISE, SAMPLED, Graph, Node, Value
 
 Hidden = Literal["none", "sampled", "every"]
-"""Tokens whose hidden states are wanted."""
+"""Tokens whose hidden states are requested."""
 
 
 def demand(graph: Graph, hidden: Hidden, *, logits: bool = True) -> Graph:

@@ -78,7 +78,7 @@ class EncodingStats(NamedTuple):
     computed: int = 0
     """Encodings that were computed."""
     shared: int = 0
-    """Uses of one that another request had computed or was waiting for."""
+    """Uses of an encoding that another request had computed or was waiting for."""
     failed: int = 0
     waiting: int = 0
     """Encodings that are requested and not complete."""

@@ -120,5 +120,5 @@ def name_libcuda(folder: str) -> None:
 
 
 def c_compiler() -> str | None:
-    """Return the C compiler that Triton would call; None: there is none."""
+    """Return the C compiler that Triton would call; None without one."""
     return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")

@@ -199,7 +199,7 @@ class Undecodable(ValueError):
     """Bytes that are not in the expected format; names the fault."""
 
     well_formed = False
-    """Whether they are valid JSON or MessagePack of another type than expected."""
+    """Whether they are valid JSON or MessagePack, of a type other than expected."""
 
 
 def one_of(

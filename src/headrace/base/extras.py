@@ -31,7 +31,7 @@ def needed(package: str, subject: str, *extras: str, param: str | None = None) -
 
 
 def absent(subject: str, package: str, *extras: str, param: str | None = None) -> PackageAbsent:
-    """Return the error that names all that the extras lack; `package` could not be imported."""
+    """Return the error that names the extras' missing packages; `package` cannot be imported."""
     names = _missing(*extras) or [package.partition(".")[0]]
     *most, last = (match[0] for name in names if (match := _NAME.match(name)))
     short, verb = (f"{', '.join(most)} and {last}", "are") if most else (last, "is")
@@ -41,7 +41,7 @@ def absent(subject: str, package: str, *extras: str, param: str | None = None) -
 
 
 def install(*extras: str) -> str:
-    """Return the command that installs what the extras lack, or else all that they name."""
+    """Return the command that installs the extras' missing packages, or all if none is."""
     return _command(_missing(*extras) or _packages(*extras))
 
 

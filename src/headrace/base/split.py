@@ -93,7 +93,7 @@ def _near(address: str) -> bool:
 
 
 class Handed(NamedTuple):
-    """A prompt that another server is to compute, and the wanted blocks of it."""
+    """A prompt that another server shall compute, and its wanted blocks."""
 
     tokens: list[int]
     """Tokens of the prompt: one more than the blocks hold, if there is one."""

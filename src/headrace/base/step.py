@@ -29,8 +29,8 @@ MOST_DRAFTS = 7
 """Maximum drafts of a sequence that one step verifies: a state's tail has this many inputs."""
 
 GroupKind = Literal["full", "sliding", "state", "slots", "cross"]
-"""Content of a group's blocks: all tokens, the tokens of a window, or of a whole sequence in one
-block its state, or all tokens (a slot), or the rows of an input that tokens attend to."""
+"""Content of a group's blocks. full: all tokens. sliding: tokens of a window. state: a sequence's
+state, in one block. slots: a sequence's tokens, in one block. cross: rows of an encoded input."""
 
 
 class ArrayShape(NamedTuple):

@@ -61,8 +61,8 @@ class Fitting(NamedTuple):
 
 
 class Matching(NamedTuple):
-    """A picture is resized to the grid of square tiles whose shape is nearest to its own, and split
-    into these, with one more for the whole (InternVL, Chen et al. 2024)."""
+    """A picture is resized to the grid of square tiles with the nearest shape and split into these.
+    One tile more has the whole (InternVL, Chen et al. 2024)."""
 
     tile: int
     """Pixels of a side of a tile."""
@@ -87,8 +87,8 @@ class Reducing(NamedTuple):
 
 
 class Panning(NamedTuple):
-    """A picture becomes one square tile. If it is long, the parts that it is cut into along its
-    longer side come after it, each resized so (Gemma 3's "pan and scan")."""
+    """A picture becomes one square tile. If it is long, it is also cut into parts along its longer
+    side. These follow, each resized in the same way (Gemma 3's "pan and scan")."""
 
     tile: int
     """Pixels of a side of a tile."""

@@ -191,7 +191,7 @@ def _operands(node: Node) -> Iterator[str]:
 
 
 def _shape(ref: WeightRef) -> Shape:
-    # The kernel of a convolution is so many vectors.
+    # The kernel of a convolution [C, width] is `width` vectors.
     return ref.role, ref.copies, ref.out, ref.width
 
 

@@ -24,7 +24,7 @@ LEAST = 2**20
 
 
 class Link(Protocol):
-    """The way to a device."""
+    """Copies to a device."""
 
     def buffer(self, nbytes: int) -> torch.Tensor:
         """Return host memory [nbytes] uint8 that the device can read by itself."""

@@ -163,7 +163,7 @@ def refused(status: int, headers: Mapping[str, str], body: bytes, details: str) 
 
 
 def asked_health(data: bytes) -> str:
-    """Read the name of the service whose health is asked for. Raises `MalformedMessage`."""
+    """Read the name of the service whose health is queried. Raises `MalformedMessage`."""
     return str(parsed("HealthCheckRequest", data).service)
 
 

@@ -72,7 +72,7 @@ TRIES = 3
 MIGRATIONS = 2
 """Replica deaths that one stream survives: a request that kills replicas ends here."""
 ELSEWHERE = (502, 503, 504)
-"""Statuses after which another replica is asked."""
+"""Statuses after which another replica is tried."""
 MOST_SENT = 256 * 2**20
 """Bytes of the events kept for migrations, over all streams."""
 ROOM = 4096

@@ -116,7 +116,7 @@ class Service:
         self.pictures: PicturePrompts | None = None
         """Preparation of a chat's pictures; None if the model takes none."""
         self.places = Foreign(())
-        """Cutter of the tokens that stand for them, in the texts of all roles."""
+        """Cutter of their placeholder tokens, in the texts of all roles."""
         self._defaults = SamplingParams()
         self._speech = Speech()
         self._speeches: dict[str | None, Speech] = {}
@@ -160,8 +160,8 @@ class Service:
 
     @property
     def routes_of_programs(self) -> ProgramsFace:
-        """The routes of foreign programs. Raises `Overloaded` while they load, and `NotFound` if
-        there are none."""
+        """The routes of foreign programs. Raises `Overloaded` while they load, `NotFound` without
+        any."""
         if self.programs is None:
             _ = self.served
             raise NotFound(

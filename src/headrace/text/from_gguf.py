@@ -108,7 +108,7 @@ def library_of(ids: dict[str, int], merges: Sequence[str], known: PreTokenizer) 
 
     pairs: list[Any] = [tuple(merge.split(" ")) for merge in merges]
     for merge, pair in zip(merges, pairs, strict=True):
-        # If a merge's result is no token the library panics, which is no Exception.
+        # If a merge's result is not a token the library panics, which is not an Exception.
         if len(pair) != 2 or "".join(pair) not in ids:
             raise ModelFileError(
                 f"{_PREFIX}merges do not fit the vocabulary: {merge!r:.80} gives no token",

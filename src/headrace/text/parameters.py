@@ -70,7 +70,7 @@ def closed(tool: Tool) -> bool:
 
 
 def as_json(text: str, *, literals: bool = False) -> str:
-    """Convert text between tags to JSON: a value that is no string if it parses as one, else a
+    """Convert text between tags to JSON: a value other than a string if it parses as one, else a
     string. `literals`: Python's literals are accepted too."""
     body = text.strip()
     body = PYTHON.get(body, body)

@@ -210,7 +210,7 @@ class StreamRouter:
         return None
 
     def _enter_section(self, opener: str, before: str, *, bare: bool = False) -> None:
-        """Begin a section of calls. `before`: spaces to give back if it is no call; `bare`: no
+        """Begin a section of calls. `before`: spaces to restore if it is not a call; `bare`: no
         marker proves that it is one."""
         assert self._dialect is not None
         self._opener = before + opener
@@ -267,7 +267,7 @@ class StreamRouter:
         self._state = self._content
 
     def _give_up(self, events: list[Event], *, ended: bool = False, cut: bool = False) -> str:
-        """End a section that is no call, or an incomplete one; return the text to be read as
+        """End a section that is not a call, or an incomplete one; return the text to be read as
         content."""
         calls = self.calls
         if ended:

@@ -91,7 +91,7 @@ async def recommend(request: Request) -> Response:
 
 
 def ranker_of(service: Service) -> Ranker:
-    """Return the shape of the served ranker. Raises `InvalidRequest` if the model is no ranker."""
+    """Return the shape of the served ranker. Raises `InvalidRequest` if it is not a ranker."""
     ranker = service.engine.files.arch.ranker
     if ranker is None:
         raise InvalidRequest(

@@ -45,7 +45,7 @@ class GivenPicture(NamedTuple):
     data: str = ""
     """File in base64."""
     small: bool = False
-    """Whether little detail is wanted."""
+    """Whether little detail is requested."""
     file_id: str = ""
     """Id of an uploaded file, in place of `data`."""
     url: str = ""

@@ -89,7 +89,7 @@ def _wakes(body: OllamaChatBody | GenerateBody) -> bool:
 
 
 def keep(service: Service, request: Request, body: Asked) -> None:
-    """Apply `keep_alive` for callers who may: any if there are no keys, else operators."""
+    """Apply `keep_alive` for permitted callers: all if there are no keys, else operators."""
     residents = service.residents
     if body.keep_alive is None:
         return

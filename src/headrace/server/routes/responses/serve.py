@@ -236,7 +236,7 @@ class _Turn:
     _log: list[bytes] = field(default_factory=list)
     """Events so far, by number; kept only for background work."""
     _opening: int = 0
-    """Number of initial events that say nothing of the answer."""
+    """Number of initial events without content of the answer."""
     _ended: bool = False
     _grown: asyncio.Event = field(default_factory=asyncio.Event)
 
