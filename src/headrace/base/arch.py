@@ -177,7 +177,7 @@ class Chunks:
     """Attention of Llama 4: a window is a chunk, and a query sees the earlier part of its own
     chunk.
 
-    Layers without a window have no positions, and their queries grow with their position: by 1 +
+    Layers without a window have no rope. Their queries at position p are multiplied by 1 +
     `growth` · log(1 + ⌊(p + 1) / `every`⌋) (Nakanishi 2025, arXiv 2501.19399).
     """
 

@@ -1,8 +1,8 @@
 """NVIDIA GPUs that this process may use, from the driver's libraries, without importing torch.
 
-The CUDA driver decides which they are: it numbers them (fastest first, unless `CUDA_DEVICE_ORDER`
-says otherwise), applies `CUDA_VISIBLE_DEVICES`, and counts an instance of a partitioned GPU (MIG)
-as a device. The management library (NVML) counts in another order, so it is only asked for the free
+The CUDA driver decides which they are. It numbers them (fastest first, unless `CUDA_DEVICE_ORDER`
+says otherwise) and applies `CUDA_VISIBLE_DEVICES`. An instance of a partitioned GPU (MIG) is a
+device. The management library (NVML) counts in another order, so it is only asked for the free
 memory of a UUID that CUDA named. No CUDA context is made: it takes memory and seconds.
 """
 

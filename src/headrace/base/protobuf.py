@@ -1,6 +1,6 @@
 """Messages of protobuf, made at run time from short descriptions: no generated code, no compiler.
 
-A part whose size or number a peer could inflate is declared as bytes, its form on the wire, so it
+A part whose size or number a peer could inflate is declared as bytes, its form on the wire. So it
 is counted before anything in it is read.
 """
 

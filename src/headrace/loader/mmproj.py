@@ -1,8 +1,8 @@
 """An encoder of pictures in a GGUF file next to its language model's (llama.cpp's `mmproj`).
 
 Its metadata (`clip.…`) become the configs that folders have, and its tensors get the names of the
-graph, so that a family is read by one reader. Names and keys are those of llama.cpp's converter
-(gguf-py, `constants.py`).
+graph. So one reader reads a family. Names and keys are those of llama.cpp's converter (gguf-py,
+`constants.py`).
 """
 
 from __future__ import annotations

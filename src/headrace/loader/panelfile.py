@@ -5,7 +5,7 @@
     …      head: JSON {identity, size, entries, sums}
 
 The head comes last, so that weights are written as they are packed and none waits in memory. The
-file is hostile: the head is hashed, every entry is checked against the payload's size, and
+file is hostile. The head is hashed, and every entry is checked against the payload's size.
 `PanelFile.check` sums the whole payload, 2 MiB at a time, before a byte of it is used. A torn,
 truncated or damaged file is refused. A file forged with matching sums is believed, like everything
 else in the user's own cache (ADR 0034). A file gets its final name only after it is complete and on

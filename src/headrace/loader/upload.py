@@ -1,8 +1,8 @@
 """Weights on their way to a GPU: through two pinned buffers, one filled while the other is sent.
 
-A plain copy from a mapped file has the driver copy page by page, with one thread that also waits
-for the disk: 3 to 6 GB/s of a link's 50. Here several threads copy, which waits for the disk
-together, and the device reads pinned memory by itself.
+In a plain copy from a mapped file the driver copies page by page. Its one thread also waits for the
+disk: 3 to 6 GB/s of a link's 50. Here several threads copy, which waits for the disk together, and
+the device reads pinned memory by itself.
 """
 
 from __future__ import annotations

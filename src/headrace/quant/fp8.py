@@ -1,10 +1,10 @@
 """Loader of the fp8 matrices of safetensors checkpoints into `Fp8Weight`s, as they are stored.
 
-w = data · scale, with e4m3 `data`. Three granularities, distinguished by the scale's own shape,
-which must be the one that the config promised: one for the tensor, one per output row, one per
-block of 128 x 128 (DeepSeek-V3, 2024). The block's scale is called `weight_scale_inv` there; it
-multiplies all the same. Stored scales of activations (`input_scale`) are not read: kernels measure
-each row. Torch-free: bytes stand for the numbers.
+w = data · scale, with e4m3 `data`. There is one scale for the tensor, one per output row, or one
+per block of 128 x 128 (DeepSeek-V3, 2024). The scale's own shape distinguishes them; it must be the
+one that the config promised. The block's scale is called `weight_scale_inv` there; it multiplies
+all the same. Stored scales of activations (`input_scale`) are not read: kernels measure each row.
+Torch-free: bytes stand for the numbers.
 """
 
 from __future__ import annotations

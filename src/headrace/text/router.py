@@ -4,7 +4,7 @@
 
 Only text that may begin a marker is held back, and the spaces around reasoning and calls, which
 belong to neither side. Text that looks like a call but is not one becomes content, unchanged. If a
-reported call breaks off, its arguments are closed, and the text after it is left out up to the mark
+reported call breaks off, its arguments are closed. The text after it is left out up to the mark
 with which the call ends. The result does not depend on how the text is cut.
 """
 

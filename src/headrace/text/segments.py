@@ -1,7 +1,7 @@
 """Long texts in segments, cut where the tokens of one side do not depend on the other.
 
-Encoders need many times the memory of their text while they work (the `tokenizers` library 100 to
-200 bytes per byte), and report the number of tokens only at the end. So a long text is encoded in
+Encoders need many times the memory of their text while they work: the `tokenizers` library 100 to
+200 bytes per byte. They report the number of tokens only at the end. So a long text is encoded in
 segments, one after the other, as far as necessary.
 
 A cut is between a small letter and a space before a small letter. Every pattern that cuts text into

@@ -1,8 +1,8 @@
 """Grammars that hold a model to a dialect's calls and to its tools' schemas.
 
 If only a call is allowed, it must have the dialect's own form. If the model may choose (`auto`), a
-call may also begin the answer as plain JSON, which many models write in spite of their training
-(`bare`). Text that begins like such a call and goes on differently is then forbidden.
+call may also begin the answer as plain JSON (`bare`). Many models write it so in spite of their
+training. Text that begins like such a call and goes on differently is then forbidden.
 """
 
 from __future__ import annotations

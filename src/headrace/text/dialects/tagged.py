@@ -232,8 +232,8 @@ def _strays(start: str, stop: str, tool: Tool | None) -> dict[str, str]:
 
 
 def _stops(form: TaggedFormat, strays: Sequence[str]) -> tuple[str, ...]:
-    """Return all ends of a value: its own and the stray tags, each also with the new line before
-    it, which is not part of the value."""
+    """Return all ends of a value: its own and the stray tags. Each is also there with the new line
+    before it, which is not part of the value."""
     closer = form.value_end.strip()
     lines = [f"\n{each}" for each in ((closer, *strays) if form.padded else strays)]
     return (closer, *strays, *lines)

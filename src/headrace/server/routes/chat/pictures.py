@@ -233,8 +233,8 @@ async def with_pictures(
     service: Service, messages: list[Message], prompt: list[int], *, counts: bool
 ) -> tuple[list[int], list[InputSpan], list[SealedInput]]:
     """Return the prompt with each picture's tokens, its inputs (one per tile), and the objects that
-    keep them in memory, to be held until the request has ended. `counts`: the prompt is only
-    counted, so it need not fit, and nothing has to be held.
+    keep them in memory. The caller holds these until the request has ended. `counts`: the prompt is
+    only counted, so it need not fit, and nothing has to be held.
 
     A picture that does not fit is refused once its header is read. Raises `InvalidRequest`,
     `ContextOverflow`, `TooLarge`, `Overloaded`, `PackageAbsent`.
