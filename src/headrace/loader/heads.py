@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PREDICTOR = "mtp"
 """Name of the model's own layer that predicts further tokens."""
-_BEHIND = ("embed_tokens.weight", "shared_head.head.weight")
+_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 """Copies of the model's own embedding and output head in such a layer."""
 
 
@@ -82,7 +82,7 @@ def _open_predictor(target: ModelFiles) -> HeadFiles:
     tensors = {
         name: tensor
         for name, tensor in read_headers(target.weights).items()
-        if name.startswith(at) and not name.endswith(_BEHIND)
+        if name.startswith(at) and not name.endswith(_COPIES)
     }
     if not tensors:
         raise ModelFileError(

@@ -109,8 +109,8 @@ class OcrRoutes:
         )
         async with begun as job:
             # A small file may decode to a large picture.
-            beside = partial(self._service.hands.run, large=True)
-            return [asdict(one) for one in await pipeline.read(job, picture(), beside)]
+            in_thread = partial(self._service.hands.run, large=True)
+            return [asdict(one) for one in await pipeline.read(job, picture(), in_thread)]
 
 
 def picture_bytes(text: str) -> bytes:

@@ -89,12 +89,12 @@ class SpeakingRoutes:
 def program_speakers(service: Service, engine: ProgramEngine) -> dict[str, Speaker]:
     """Return the speakers of the programs that have voices, by name."""
 
-    async def beside(work: Callable[..., str], *arguments: str) -> str:
+    async def in_thread(work: Callable[..., str], *arguments: str) -> str:
         RECEIVE.set(None)  # The reply watches the connection during all steps.
         return await service.decoders.run(work, *arguments)
 
     return {
-        name: ProgramSpeaker(engine, program, beside)
+        name: ProgramSpeaker(engine, program, in_thread)
         for name, program in engine.programs.items()
         if program.voice is not None
     }

@@ -27,7 +27,7 @@ HELD_SPACES = 64
 MAX_PENDING = 65_536
 """Longest text that is read as a call before it is certain, or left out after one that broke
 off."""
-MAX_BEHIND = 64
+MAX_AFTER = 64
 """Longest text that is left out between a complete call and the mark with which it ends."""
 
 
@@ -311,7 +311,7 @@ class StreamRouter:
     def _skip(self, text: str, events: list[Event]) -> str:
         """Drop the rest of a call up to the mark with which calls end, if that comes within the
         bound; otherwise the rest is content."""
-        room = (MAX_PENDING if self._broke else MAX_BEHIND) - len(self._held)
+        room = (MAX_PENDING if self._broke else MAX_AFTER) - len(self._held)
         self._seek, read, found = self._ends().scan(self._seek, text[:room])
         self._held += text[:read]
         if found is None and read < room:
