@@ -8,7 +8,7 @@ from .arch import Rope
 
 Values = Literal["own", "normed", "keys", "elsewhere"]
 """Source of a layer's V: a product of its own; the same, each head scaled to a root mean square of
-one; K as its product gives it, scaled so; or K and V written by another layer (Gemma 4)."""
+one; K straight from its product, scaled so; or K and V written by another layer (Gemma 4)."""
 
 
 class AttentionSpec(NamedTuple):
@@ -24,7 +24,7 @@ class AttentionSpec(NamedTuple):
     """Factor on q·k before the softmax."""
     rope: Rope | None = None
     window: int | None = None
-    """Positions that a query sees, itself included; None for all before it. Bidirectional: the most
+    """Positions that a query sees, itself included; None for all before it. Bidirectional: maximum
     tokens of a window, whose bounds are an input of the step; None for the whole entry."""
     softcap: float | None = None
     eps: float = 0.0
@@ -46,8 +46,8 @@ class AttentionSpec(NamedTuple):
     """Whether heads of q and k are scaled to a root mean square of one after the rotation, without
     a gain."""
     across: bool = False
-    """Whether queries see all of the input that their entry reads, whose K and V the graph of an
-    encoder writes (cross attention)."""
+    """Whether this is cross attention: queries see all of their entry's input, whose K and V an
+    encoder's graph writes."""
     growth: tuple[float, int, int] | None = None
     """(growth, every, first): queries at position p are multiplied by 1 + growth · log(1 + ⌊(p +
     first) / every⌋)."""
@@ -78,7 +78,7 @@ class AttentionSpec(NamedTuple):
 
     @property
     def stacked(self) -> int:
-        """Width of the existing ones of q, k and v side by side."""
+        """Width of those of q, k and v that exist, side by side."""
         return (self.heads + self.kept * self.kv_heads) * self.size
 
     @property

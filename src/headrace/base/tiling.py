@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 MOST_SIDE = 4_096
-"""Longest side of a tiled picture after the first resize, whatever is asked for."""
+"""Maximum side of a tiled picture after the first resize, whatever the client asks for."""
 MOST_RATIO = 200
-"""Longer side of a fitted picture over its shorter one, at most."""
+"""Maximum ratio of a fitted picture's longer side to its shorter one."""
 SMALL = 512**2
-"""Pixels of a fitted picture that is asked for with little detail."""
+"""Maximum pixels of a fitted picture with little detail."""
 
 
 class TooNarrow(ValueError):
-    """A picture one of whose sides is too long for the other."""
+    """Failure: one side of a picture is too long compared with the other."""
 
 
 class Tiling(NamedTuple):
@@ -61,8 +61,8 @@ class Fitting(NamedTuple):
 
 
 class Matching(NamedTuple):
-    """A picture is resized to the grid of square tiles whose shape is nearest to its own, and split
-    into these, with one more for the whole (InternVL, Chen et al. 2024)."""
+    """A picture is resized to the grid of square tiles with the nearest shape and split into these.
+    One tile more has the whole (InternVL, Chen et al. 2024)."""
 
     tile: int
     """Pixels of a side of a tile."""
@@ -79,7 +79,7 @@ class Reducing(NamedTuple):
     """A picture stays one tile of its own shape, and is made smaller if a side is too long."""
 
     longest: int
-    """Most pixels of a side."""
+    """Maximum pixels of a side."""
 
     def small(self) -> Reducing:
         """Return the rule for a picture with little detail: the same."""
@@ -87,17 +87,17 @@ class Reducing(NamedTuple):
 
 
 class Panning(NamedTuple):
-    """A picture becomes one square tile. If it is long, the parts that it is cut into along its
-    longer side come after it, each resized so (Gemma 3's "pan and scan")."""
+    """A picture becomes one square tile. If it is long, it is also cut into parts along its longer
+    side. These follow, each resized in the same way (Gemma 3's "pan and scan")."""
 
     tile: int
     """Pixels of a side of a tile."""
     most: int = 0
-    """Most parts; 0: none are made."""
+    """Maximum parts; 0: none are made."""
     least: int = 1
-    """Fewest pixels of a side of a part."""
+    """Minimum pixels of a side of a part."""
     ratio: float = 1.0
-    """Least longer side over the shorter one of a picture that is cut."""
+    """Minimum ratio of the longer to the shorter side at which a picture is cut."""
 
     def small(self) -> Panning:
         """Return the rule for a picture with little detail: one tile."""
@@ -111,11 +111,11 @@ class Bounding(NamedTuple):
     square: int
     """Pixels of a side of a square."""
     longest: int
-    """Most pixels of a side, before the squares are filled."""
+    """Maximum pixels of a side, before the squares are filled."""
 
     @property
     def largest(self) -> int:
-        """Most pixels of a side of the result."""
+        """Maximum pixels of a side of the result."""
         return _multiple(self.longest, self.square)
 
     def small(self) -> Bounding:
@@ -156,7 +156,7 @@ _RULES: dict[str, Any] = {
 
 
 def written(rule: Sizing) -> list[Any]:
-    """Return a rule as JSON has it."""
+    """Return a rule as JSON values."""
     name = next(name for name, kind in _RULES.items() if isinstance(rule, kind))
     return [name, *rule]
 
@@ -178,10 +178,10 @@ class Cut(NamedTuple):
     columns: int
     filter: Literal["lanczos", "bicubic", "bilinear"] = "lanczos"
     panned: bool = False
-    """Whether the whole one comes first, and the other tiles are parts of the picture as it came,
+    """Whether the whole picture comes first, and the other tiles are parts of the original picture,
     the last of which may be smaller."""
     anew: bool = False
-    """Whether the last tile is made of the picture as it came, not as it was resized."""
+    """Whether the last tile is made from the original picture, not from the resized one."""
 
     @property
     def tiles(self) -> int:
@@ -195,7 +195,7 @@ class Cut(NamedTuple):
 
 
 def cut(width: int, height: int, rule: Sizing) -> Cut:
-    """Return what becomes of a picture of this size, in pixels. Raises `TooNarrow`."""
+    """Return the sizes and tiles of a picture of this size, in pixels. Raises `TooNarrow`."""
     if isinstance(rule, Fitting):
         size = _fitted(width, height, rule)
         return Cut((size,), size, 0, 0, "bicubic")

@@ -1,6 +1,6 @@
 """A folder of diffusers' `DiTPipeline` as a `ModelFiles`, and its weights.
 
-A folder without a decoder (`vae`) has pictures in one or three channels for latents.
+Without a decoder (`vae`) the latents are pictures in one or three channels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INDEX, FORMAT = "model_index.json", "diffusers"
 STEM = "diffusion_pytorch_model"
 """Beginning of the names of weight files."""
 MOST_NAME = 200
-"""Letters of a class's name."""
+"""Maximum letters of a class's name."""
 _TRANSFORMER = "DiTTransformer2DModel"
 
 

@@ -1,8 +1,8 @@
 """An encoder of pictures in a GGUF file next to its language model's (llama.cpp's `mmproj`).
 
 Its metadata (`clip.…`) become the configs that folders have, and its tensors get the names of the
-graph, so that a family is read by one reader. Names and keys are those of llama.cpp's converter
-(gguf-py, `constants.py`).
+graph. So one reader reads a family. Names and keys are those of llama.cpp's converter (gguf-py,
+`constants.py`).
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def mmproj_of(files: ModelFiles) -> GgufFile | None:
 
 
 def configs(file: GgufFile, files: ModelFiles) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return an encoder's metadata as `config.json` and the config of a processor have them. Raises
+    """Return an encoder's metadata in the form of `config.json` and of a processor's config. Raises
     `ModelFileError`."""
-    told, (kind, token) = file.metadata, PROJECTORS[projector(file.metadata)]
-    if told.get("clip.use_gelu") is not True:
+    metadata, (kind, token) = file.metadata, PROJECTORS[projector(file.metadata)]
+    if metadata.get("clip.use_gelu") is not True:
         raise ModelFileError(f"{file.path.name}: clip.use_gelu must be true")
     names = {
         "hidden_size": "embedding_length",
@@ -88,7 +88,7 @@ def configs(file: GgufFile, files: ModelFiles) -> tuple[dict[str, Any], dict[str
         "patch_size": "patch_size",
     }
     vision = {name: _value(file, f"clip.vision.{key}") for name, key in names.items()}
-    side, scale = vision["image_size"], told.get("clip.vision.projector.scale_factor")
+    side, scale = vision["image_size"], metadata.get("clip.vision.projector.scale_factor")
     processing: dict[str, Any] = {
         "image_mean": _value(file, "clip.vision.image_mean"),
         "image_std": _value(file, "clip.vision.image_std"),
@@ -107,14 +107,14 @@ def configs(file: GgufFile, files: ModelFiles) -> tuple[dict[str, Any], dict[str
         }
         return config, {**processing, "size": {"height": side, "width": side}}
     config |= {"image_token_id": _token(files, token), "scale_factor": scale}
-    longest = told.get("clip.vision.preproc_image_size", side)
+    longest = metadata.get("clip.vision.preproc_image_size", side)
     edges = {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": side}}
     return config, {**processing, **edges}
 
 
 def tensors(file: GgufFile, names: Mapping[str, Any]) -> dict[str, StoredTensor | CodedTensor]:
-    """Return those of an encoder's tensors that the graph `names`, by these names. Raises
-    `ModelFileError` for a type that is not read."""
+    """Return the encoder's tensors that the graph needs (`names`), by these names. Raises
+    `ModelFileError` for an unsupported type."""
     opened, found = OpenFile(file.path), {}
     for name in names:
         info = file.tensors.get(_name(name))

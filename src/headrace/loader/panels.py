@@ -41,8 +41,8 @@ LEAST_BYTES = 64 << 20
 class PanelShelf:
     """Packed-weight cache of one model: weights found on the disk, or to be written there.
 
-    `find` stored weights; `keep` newly packed ones; `finish` once, after all weights were asked
-    for. `outcome` and `reason` then tell `headrace explain` where the weights are.
+    `find` stored weights; `keep` newly packed ones; `finish` once, after all weights were
+    requested. `outcome` and `reason` then give `headrace explain` the place of the weights.
     """
 
     def __init__(

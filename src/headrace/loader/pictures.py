@@ -31,7 +31,7 @@ def open_pictures(files: ModelFiles) -> PictureArch | None:
         return None
     there = _tensors(files, picture)
     if not there:
-        return None  # Its language model alone.
+        return None  # The folder has the language model alone.
     shapes = _shapes(picture).items()
     further = len(describe_pictures(picture).outputs) - 1
     if further > files.arch.layers:
@@ -47,7 +47,7 @@ def _read(files: ModelFiles) -> PictureArch | None:
     encoder = mmproj_of(files)
     if encoder is not None:
         picture = picture_arch(*configs(encoder, files), files.arch.hidden)
-        # Such files have added the norm's one.
+        # In such files the norms include the one.
         return replace(picture, arch=replace(picture.arch, norm_offset=0.0))
     config = encoder_config(files, KINDS)
     if config is None:
@@ -94,8 +94,8 @@ def read_tensor(files: ModelFiles, picture: PictureArch, name: str) -> npt.NDArr
 def _with_class(
     there: Mapping[str, StoredTensor | CodedTensor], picture: PictureArch, token: ClassToken
 ) -> npt.NDArray[np.float32]:
-    """Return the positions of all patches, in the order of squares, and then what turns the product
-    of an empty patch into the class token."""
+    """Return the positions of all patches, in the order of squares, then the vector that turns the
+    product of an empty patch into the class token."""
     names = token.positions, token.token, f"{token.patches}.weight", f"{token.patches}.bias"
     positions, own, kernels, bias = (floats(there[name].read()) for name in names)
     means, deviations = (np.array(one, np.float32) for one in (picture.mean, picture.deviation))
@@ -115,8 +115,8 @@ def _shapes(picture: PictureArch) -> dict[str, tuple[int, ...]]:
 
 
 def _processor(folder: Path, own: str, member: str, absent: Any) -> Any:
-    """Read what the model's processor does: from a file of its own, or from a part of the whole
-    processor's; `absent`: there is neither."""
+    """Read the settings of the model's processor from a file of its own, or from its part of the
+    whole processor's file; return `absent` if there is neither."""
     if (folder / own).is_file():
         return read_json(folder / own)
     whole = folder / "processor_config.json"

@@ -37,7 +37,7 @@ class Silent:
 class TerminalLine:
     """A `Progress` as one line of a terminal, for processes without the command line's bars.
 
-    It shows nothing if the stream is no terminal, or if the work is short.
+    It shows nothing if the stream is not a terminal, or if the work is short.
     """
 
     PATIENCE = 0.5

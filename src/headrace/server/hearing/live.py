@@ -163,9 +163,9 @@ class LiveSession:
 
     async def _update(self, change: dict[str, Any]) -> None:
         changed = self.fields.updated(change)
-        said = changed.audio.input.transcription
-        if said is not None:
-            self._service.check_model(said.model)
+        transcription = changed.audio.input.transcription
+        if transcription is not None:
+            self._service.check_model(transcription.model)
         self._engine.check(HearOptions(language=changed.language))
         before, now = self.fields.audio.input, changed.audio.input
         self.fields = changed

@@ -95,7 +95,7 @@ router = APIRouter(tags=["OpenAI"])
 @takes(ImagesBody)
 async def generations(request: Request) -> Response:
     """Draw pictures of a class. `usage` has the patches that all steps compute, and the seconds
-    that the roofline priced them at before the first; null on a machine that it does not know."""
+    that the roofline predicts for them; null on an unknown machine."""
     service, body = await entered(request, ImagesBody)
     service.check_model(body.model)
     files = service.engine.files
@@ -140,7 +140,7 @@ def _about(denoiser: Denoiser, order: PictureOrder, seconds: float | None) -> di
 
 
 class _OrderedPictures:
-    """The pictures of one request, which end when their reader leaves."""
+    """Pictures of one request; they end when their reader leaves."""
 
     def __init__(
         self,
@@ -172,8 +172,8 @@ class _OrderedPictures:
         return [{"b64_json": found[at]} for at in range(len(found))]
 
     async def pieces(self) -> AsyncGenerator[tuple[bool, str]]:
-        """Yield (whether it is finished, picture) of the one picture, each step once: a preempted
-        picture begins again."""
+        """Yield (whether it is finished, the picture after a step) of the only picture, each step
+        once even if a preempted picture starts again."""
         seen = 0
         async with aclosing(self._deltas(whole=False)) as parts:
             async for one in drawn(self._denoiser, parts):
