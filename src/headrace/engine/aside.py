@@ -1,8 +1,8 @@
 """A lower CPU priority for a process that replaces a dead one, until it is ready. So it takes no
 cores from the processes that serve.
 
-If cores are free it starts as fast as ever. It only makes changes that it can undo. A process may
-not lower its nice value again without the right to. But it may lower that of its session's group,
+If cores are free it starts as fast as ever. It only makes changes that it can undo. An unprivileged
+process may not lower its own nice value again. But it may lower that of its session's autogroup,
 which Linux has if no cgroup divides the cores.
 """
 

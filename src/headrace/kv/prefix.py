@@ -4,18 +4,18 @@ A key is the running BLAKE2b digest (16 bytes) of a root and of links, read at e
 So each key contains its predecessor. Two sequences share key i if and only if they agree on the
 root and on their first i + 1 links.
 
-* The **root** names what decides the content of every block: the engine's identity (weights,
-  architecture with its rope, KV type, kernels, version), the arrays that a block holds and their
-  layers (`GroupShape`), the block size, and the format of the keys. From the request it has the
-  tenant's salt, the adapter's content, and the digests of inputs that every token attends to.
-* A **link** is the tokens of a block as 32-bit integers. Each input that is not text (an image)
-  and reaches into the block adds a mark, which no token is. With the mark go the input's digest
-  and where the block lies in it. Equal placeholders before different images never share.
+* The **root** covers the inputs common to all blocks: the engine's identity (weights, architecture
+  with its rope, KV type, kernels, version), the arrays that a block holds and their layers
+  (`GroupShape`), the block size, and the format of the keys. From the request it has the tenant's
+  salt, the adapter's content, and the digests of inputs that every token attends to.
+* A **link** is the tokens of a block as 32-bit integers. Each input that is not text (an image) and
+  overlaps the block adds a mark, which equals no token id, its digest and the block's offset in it.
+  Equal placeholders of different images never share.
 
-Tokens come from strangers. A hash with constructible collisions would hand one tenant the KV of
-another, so a cryptographic one is used. Measured, it costs about a microsecond a block, and each
-token is hashed once in the life of its sequence. Keys do not depend on the process: they can name
-blocks in another tier or on another machine.
+Tokens are untrusted. A hash with constructible collisions would hand one tenant the KV of another,
+so a cryptographic one is used. Measured, it costs about a microsecond a block; each token is hashed
+once in its sequence's life. Keys do not depend on the process, so they also name blocks in other
+tiers and on other machines.
 """
 
 from __future__ import annotations

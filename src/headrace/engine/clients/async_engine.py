@@ -119,7 +119,7 @@ class AsyncEngine(SupervisedEngine):
         says so and requests get `Overloaded`. `progress` is handed to `loader.open_model`. `worker`
         names the function that loads a worker (see `engine.loop.real`).
 
-        Raises what the start raises: `OptionError`, `ModelNotFound`, `DownloadError`,
+        Raises the errors of a start: `OptionError`, `ModelNotFound`, `DownloadError`,
         `ModelFileError`, `UnsupportedModel`, `DoesNotFit`, `EngineDead`.
         """
         begin = time.monotonic()

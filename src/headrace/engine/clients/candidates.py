@@ -30,8 +30,8 @@ class Candidates(NamedTuple):
 def read_candidates(
     ranker: Ranker, context: Mapping[str, Any], candidates: Mapping[str, Any], most: int
 ) -> Candidates:
-    """Read the features of a request (`context`) and the columns of its candidates, each with a
-    value a candidate.
+    """Read the features of a request (`context`) and the columns of its candidates. Each column has
+    one value per candidate.
 
     A value is a number, an id, a list of ids, or `{"ids": […], "weights": […]}`. `most`: most
     candidates allowed. Raises `InvalidRequest`, which names the feature.

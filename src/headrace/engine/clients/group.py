@@ -254,8 +254,8 @@ class EngineGroup:
     async def load(self, choice: ModelChoice, *, progress: Any = None) -> int:
         """Load a further model; return its number.
 
-        Raises what a start raises: `DoesNotFit` with the bytes that lack, `OptionError` for a name
-        that is in use, `Asleep`, and `EngineDead`.
+        Raises the errors of a start: `DoesNotFit` with the missing bytes, `OptionError` for a name
+        in use, `Asleep`, and `EngineDead`.
         """
         self.operations.check_awake()
         choice.options.verify()

@@ -1,4 +1,4 @@
-"""The marked beginnings of prompts in the engine's cache, as the API process knows them.
+"""The marked prefixes of prompts in the engine's cache, as the API process knows them.
 
 The engine process reports the gains and losses after each turn (`messages.PrefixNews`). Each router
 that listens has a follower, which gets all held marks and then the changes. Pending changes are

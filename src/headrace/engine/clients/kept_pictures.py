@@ -106,7 +106,7 @@ class KeptPictures:
     """Pictures of earlier requests; the least recently used are dropped first. Only the owner of a
     picture finds it. For one thread.
 
-    Their bytes count in `SealedInputs` as others do, and they go as soon as a request lacks room.
+    Their bytes count in `SealedInputs` like others, and they are dropped when a request lacks room.
     """
 
     def __init__(

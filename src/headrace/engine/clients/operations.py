@@ -93,7 +93,12 @@ class Operations:
         return await self._ask("reset_prefix_cache")
 
     async def sleep(self, level: int, mode: Mode = "abort") -> dict[str, float]:
-        """Free memory; requests in work are aborted ("abort") or finished first ("wait")."""
+        """Free memory; requests in work are aborted ("abort") or finished first ("wait").
+
+        Level 1: the KV pool, and with it the prefixes. Level 2: everything, the process too.
+        Returns `kv_bytes` at level 1. Raises `EngineDead` if there is no engine. If cancelled after
+        the engine was asked, the engine may be asleep until `wake`.
+        """
         async with self._turn:
             await self._ended()
             if self._supervisor.state is State.ASLEEP:

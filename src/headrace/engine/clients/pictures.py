@@ -195,8 +195,8 @@ class PicturePrompts:
     def expand(
         self, prompt: list[int], shapes: list[PictureShape], sealed: list[SealedPicture]
     ) -> tuple[list[int], list[InputSpan]]:
-        """Return a prompt in which each `place` has become the tokens of a picture, and its inputs,
-        one for each tile.
+        """Return the prompt with each `place` replaced by a picture's tokens, and its inputs, one
+        per tile.
 
         `shapes`: of each picture; `sealed`: the pictures. If empty, the prompt is only counted and
         has no inputs.

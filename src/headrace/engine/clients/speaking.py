@@ -1,7 +1,7 @@
 """Speech synthesis by a language model with its codec, or by a program.
 
-A `Speaker` begins texts; a `Speaking` is one of them, whose samples come as they are made. Routes
-and commands know no other interface.
+A `Speaker` begins texts; a `Speaking` is one text, whose samples are yielded as they are made.
+Routes and commands use no other interface.
 """
 
 from __future__ import annotations
