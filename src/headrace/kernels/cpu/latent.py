@@ -23,7 +23,7 @@ from .records import ROWS_N, HrLinear, HrPart, HrQuantised
 
 
 def reads_codes(weights: Sequence[Weight]) -> bool:
-    """Return whether rows must come as int8."""
+    """Return whether rows must be int8."""
     return any(map(needs_codes, weights))
 
 
@@ -31,7 +31,7 @@ def absorb(
     node: Node, given: Sequence[Matrix], packing: Sequence[Weight], y: Matrix, arena: Arena
 ) -> Iterator[tuple[str, Emitted]]:
     """Emit q [N, H · (plain + rope)], latent and rotary part → packed heads, followed by the key.
-    If `packing` reads codes, those of q are made here."""
+    If `packing` reads codes, q's codes are made here."""
     (q, own, rotary), spec = given, node.spec
     assert isinstance(spec, LatentSpec)
     room = arena.codes(ROWS_N, spec.queries) if reads_codes(packing) else None
@@ -55,8 +55,8 @@ def unpack(
     y: Matrix,
     rows: int,
 ) -> tuple[str, Emitted]:
-    """Emit sums over keys [rows, H · E], as floats and codes if they are read so → values [rows, H
-    · V]."""
+    """Emit sums over keys [rows, H · E], as floats or codes as they are read → values [rows, H ·
+    V]."""
     spec = node.spec
     assert isinstance(spec, LatentSpec)
     at = spec.rope_size, spec.size

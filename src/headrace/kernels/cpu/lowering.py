@@ -65,16 +65,16 @@ class Lowering(Fusion):
         self.scattered: list[tuple[Structure, int]] = []
         """Records that take rows of other parts, each with its first column of them."""
         self.share: ExchangeSpec | None = None
-        """Part of the logits that `head` gives, if ranks share them."""
+        """The part of the logits that `head` gives, if ranks share them."""
         self._floats: dict[Value, npt.NDArray[np.float32]] = {}
         """Floats by storage."""
         self._made: dict[Value, npt.NDArray[np.float32]] = {}
-        """Floats by storage, also of values that are not read any more."""
+        """Floats by storage, including values that are not read any more."""
         self._codes: dict[Value, QuantisedRows] = {}
-        """int8 codes by value, since other numbers in the same storage have other codes."""
+        """int8 codes by value, since different numbers in one storage have different codes."""
         self._idle: list[Callable[[], None]] = []
-        """Functions that give back memory of all ranks. This rank has read it; others may still
-        read it."""
+        """Functions that release memory of all ranks. This rank has read it; others may still read
+        it."""
         self.meetings = 0
         """Exchanges so far."""
         self._met: dict[mixture.Placed, int] = {}
@@ -85,13 +85,13 @@ class Lowering(Fusion):
         """Number of records after each node."""
 
     def floats(self, value: Value) -> npt.NDArray[np.float32]:
-        """Return the memory of a value's numbers, which are there from its record to its last
-        reader's."""
+        """Return the memory of a value's numbers, valid from its record to that of its last
+        reader."""
         return self._made[self._places[value]]
 
     def live(self, index: int) -> list[Value]:
-        """Return the values in fp32 that records of the nodes from `index` on read, and the results
-        of those before."""
+        """Return the fp32 values that records of the nodes from `index` on read, and the results of
+        earlier ones."""
         graph = self._graph
         made = [value for node in graph.nodes[:index] for value in node.out]
         return [
@@ -112,7 +112,7 @@ class Lowering(Fusion):
         return Matrix(at + 4 * self._first.get(value, 0), stride)
 
     def _lies_as(self, value: Value, other: Value) -> None:
-        """Give a value the columns of its storage that another one has."""
+        """Give a value the same columns of its storage as another one."""
         if other in self._first:
             self._first[value] = self._first[other]
         if other in self._windows:
@@ -128,7 +128,7 @@ class Lowering(Fusion):
         return self._matrix(value)
 
     def _make_rows_apart(self, value: Value) -> Matrix:
-        """Make rows without gaps, after rows of zeros, in memory that nothing else uses."""
+        """Make rows without gaps, after rows of zeros, in memory of their own."""
         place = self._places[value]
         before, most = self._before[place], place.rows.of(self._arena.most(rows_of(value)))
         room = aligned((before + most, place.width), np.float32)
@@ -144,7 +144,7 @@ class Lowering(Fusion):
 
     def _outputs(self, value: Value, *, grain: int) -> tuple[Matrix | None, HrQuantised]:
         """Return the places for the result of a producer that can quantise; `grain`: columns that
-        lie in whole units in every rank."""
+        must be whole units in every rank."""
         codes = NOT_QUANTISED
         if self._wants_codes(value) and grain % UNIT == 0:
             codes = self._make_codes(value)
@@ -222,7 +222,7 @@ class Lowering(Fusion):
         self._hand_over(self._make_floats(node.out[0]), node.out[0], -1)
 
     def hand_on(self, value: Value) -> None:
-        """End with handing the rows of an output to the next stage."""
+        """End by handing the rows of an output to the next stage."""
         self._hand_over(self._matrix(value), value, 1)
 
     def _hand_over(self, rows: Matrix, value: Value, step: int) -> None:
@@ -337,7 +337,7 @@ class Lowering(Fusion):
             self._emit("scale", emit.scale(y, out.width, spec.scale))
 
     def _quantised(self, x: Value, node: Node) -> HrQuantised:
-        """Return the codes of a node's input; make them here if the node wants some and there are
+        """Return the codes of a node's input; make them here if the node needs them and there are
         none."""
         if self._reads_codes(node) and x not in self._codes:
             floats = self._matrix(x)
@@ -403,7 +403,7 @@ class Lowering(Fusion):
         spec = node.spec
         assert isinstance(spec, AttentionSpec)
         if spec.bidirectional and _is_kept(self._cache, spec):
-            # Products with K and V in codes take less than half of those in fp32.
+            # Products with quantised K and V take less than half the time of fp32.
             qkv, made = self._matrix(node.reads[0]), self._outputs(node.out[0], grain=spec.size)
             self._emit("rope", emit.rope(self._kv(spec), qkv, spec, (), None))
             given = self._kv(spec), qkv, *made, None
@@ -497,15 +497,15 @@ class Lowering(Fusion):
 
 
 def _room_of(value: Value) -> int:
-    """Return the rows of a value in the arena, which has room for those of a step."""
+    """Return the rows of a value in the arena, which has room for a step's."""
     if value.rows.of(1_000) > 1_000:
         raise Unrecordable("a value has more rows than the step")
     return rows_of(value)
 
 
 def _is_kept(cache: KvCache, spec: AttentionSpec) -> bool:
-    """Return whether a cache has room for K and V of bidirectional attention, which the step's own
-    tokens alone read."""
+    """Return whether a cache has room for K and V of bidirectional attention, which only the step's
+    own tokens read."""
     return isinstance(cache.layers, Mapping) and spec.layer in cache.layers
 
 
@@ -514,5 +514,5 @@ def _activation(node: Node | None) -> str | None:
 
 
 def tables(graph: Graph) -> list[WeightRef]:
-    """Return the tables that are read row by row; those of bags are read again and again."""
+    """Return the tables that are read row by row, except those of bags, which are read often."""
     return [node.weights[0] for node in graph.nodes if isinstance(node.spec, EmbedSpec)]
