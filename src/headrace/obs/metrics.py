@@ -1,8 +1,8 @@
-"""The metrics of one engine, under the names that dashboards know.
+"""The metrics of one engine, under names that dashboards know.
 
 vLLM's names come first; its older aliases and NIM's unprefixed ones read the same numbers. Metrics
-without a name elsewhere are called `headrace:`. Times are seconds. `metrics.txt` has what each is
-called and which attribute it shows.
+without a name elsewhere begin with `headrace:`. Times are in seconds. `metrics.txt` lists each
+metric's names and its attribute.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 CHOICES = (1, 2, 5, 10, 20)
 MOST_ADAPTERS = 100
-"""Adapters with series of their own; further ones are counted together as `other`."""
+"""Adapters with their own series; further ones are counted together as `other`."""
 SUMMED = (
     "seconds", "schedule_seconds", "idle_seconds", "predicted_seconds", "launch_seconds", "flops",
     "bytes",
 )  # fmt: skip
-"""Fields of `StepStats` that are of one step."""
+"""Fields of `StepStats` that describe one step."""
 SINCE_START = (
     "preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens", "accepted_tokens",
 )  # fmt: skip
-"""Fields that count from the start of the engine's process."""
+"""Totals since the start of the engine's process."""
 
 
 class _MetricRow(NamedTuple):
@@ -87,7 +87,7 @@ class EngineMetrics(Collector):
 
         self.first_tokens = Sketch()
         self.token_gaps = Sketch()
-        """Fine counts of the two latencies, for read-outs of the last seconds."""
+        """Finely binned counts of the two latencies, for quantiles of the last seconds."""
         lengths = one_two_five(max_context)
         self._first_token = Histogram(FIRST_TOKEN_SECONDS)
         self._between_tokens = Histogram(TOKEN_SECONDS)
@@ -151,7 +151,7 @@ class EngineMetrics(Collector):
         self._denoising_steps += steps
 
     def tokens(self, life: RequestLife, count: int, now: float) -> None:
-        """Count `count` further tokens of one choice of a request, which came at `now`."""
+        """Count `count` further tokens of one choice of a request, received at `now`."""
         self._generated_tokens += count
         if not life.generated:
             life.first_token = now
@@ -201,7 +201,7 @@ class EngineMetrics(Collector):
         self._refused.add(reason)
 
     def retried(self) -> None:
-        """Count a request that is given to the successor of an engine that died with it."""
+        """Count a request that is resent to a new engine after its engine died."""
         self._retried += 1
 
     def failed(self, kind: str) -> None:
@@ -209,7 +209,7 @@ class EngineMetrics(Collector):
         self._failures.add(kind)
 
     def begun(self, *, after_failure: bool) -> None:
-        """Begin with a new engine process: its own counts start at zero."""
+        """Note a new engine process, whose own counts start at zero."""
         self._restarts += after_failure
         self._tier.restart()
         if self._encodings is not None:
@@ -258,7 +258,7 @@ class EngineMetrics(Collector):
 
 
 def _found(metrics: EngineMetrics, path: list[str]) -> Any:
-    """Return what a path leads to; None if the engine has no such part."""
+    """Return the value at a path of attributes; None if the engine lacks such a part."""
     found: Any = metrics
     for name in path:
         if found is None:

@@ -1,4 +1,4 @@
-"""Counts of the parts of an engine that not each has: drafts, encodings, tiers (`metrics.txt`)."""
+"""Counts of an engine's optional parts: drafts, encodings, tiers (`metrics.txt`)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TierMetrics:
         self.checks.add("wrong", wrong)
         self.checks.add("equal", stats.checked - was.checked - wrong)
         self.seconds += stats.load_seconds - was.load_seconds
-        self.stats = replace(stats)  # The engine in this process goes on counting in it.
+        self.stats = replace(stats)  # The engine in this process keeps counting in it.
 
     def restart(self) -> None:
         """Start over: a new engine process counts from zero."""
