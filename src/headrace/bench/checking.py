@@ -46,7 +46,7 @@ class AccuracyGate:
         return bool(entry["passed"])
 
     def check(self, options: RunOptions, result: dict[str, Any]) -> dict[str, Any]:
-        """Send the prompts to the server of a result; return its entry. An impossible comparison
+        """Send the prompts to a result's server; return its entry. An impossible comparison
         fails."""
         found = result["figures"].get("concurrency", {"value": 1.0})["value"]
         target = Target(options.url, result["server"]["model"], api_key=options.api_key)

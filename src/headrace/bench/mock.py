@@ -279,8 +279,8 @@ class MockServer:
         await writer.drain()
 
     def _prompt(self, request: dict[str, Any]) -> tuple[int, int]:
-        """Return (prompt tokens, cached ones) of words or ids; prefixes are cached in whole blocks
-        of 16."""
+        """Return (prompt tokens, cached ones) of words or ids; only whole blocks of 16 are
+        cached."""
         prompt = request.get("prompt")
         if prompt is None:
             prompt = " ".join(str(part.get("content")) for part in request.get("messages", []))

@@ -115,8 +115,7 @@ def read_answer(answer: dict[str, Any]) -> Answer:
 
 
 def divergence(reference: Top, here: Top) -> float:
-    """Return a lower bound of KL(reference ‖ here) in nats, since only the likeliest tokens are
-    known.
+    """Return a lower bound of KL(reference ‖ here) in nats: only the likeliest tokens are known.
 
     Tokens that both report are compared one by one. All others count as one token with the rest of
     the probability. Merging outcomes can only reduce a Kullback-Leibler divergence (log-sum

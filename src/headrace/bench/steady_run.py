@@ -53,7 +53,7 @@ PERIODS = 20
 LOOK = 32
 """Answers between two checks of a window."""
 FLOODED = 300
-"""Answers in a flood's window, or half of those in work if that is less."""
+"""Answers in a flood window, or half of the number in work if that is more."""
 SAMPLE = 256
 """Sessions whose mean lengths represent all."""
 

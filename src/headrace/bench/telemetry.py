@@ -62,8 +62,7 @@ class SeriesWriter:
         self._left_out: set[str] = set()
 
     def add(self, rounds: Sequence[tuple[int, Readings]], *, last: bool = False) -> None:
-        """Keep the readings of all probes, each with its time; the `last` in spite of the
-        stride."""
+        """Keep the readings of all probes, each with its time; the `last` despite the stride."""
         self._count += 1
         if (self._count - 1) % self._stride and not last:
             return

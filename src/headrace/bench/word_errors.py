@@ -28,7 +28,7 @@ def words(text: str) -> list[str]:
 
 
 def errors(said: Sequence[str], heard: Sequence[str]) -> int:
-    """Count the fewest substitutions, deletions and insertions (Levenshtein 1966), a table row at a
+    """Count the fewest substitutions, deletions, insertions (Levenshtein 1966), a table row at a
     time.
 
     Within a row, an insertion depends on the previous place: best[j] = min over k <= j of found[k]

@@ -135,7 +135,7 @@ def chat(wish: Wish) -> list[Session]:
 
 
 def agentic(wish: Wish) -> list[Session]:
-    """Make a coding agent: long tool results return at once, the context grows, some turns are
+    """Make a coding agent: long tool results return at once, context grows, some turns are
     cancelled.
 
     One system prompt with tools for all; each turn after the first is a tool's result of three
@@ -262,8 +262,7 @@ def make_workload(name: str, wish: Wish) -> list[Session]:
 
 
 def shareable_tokens(sessions: list[Session]) -> int:
-    """Count prompt tokens of single-turn requests that an earlier one of the same group also
-    had."""
+    """Count prompt tokens of single-turn requests shared with an earlier one of the same group."""
     seen: set[int] = set()
     total = 0
     for session in sessions:
