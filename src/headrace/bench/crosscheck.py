@@ -89,19 +89,19 @@ def cross_check(
     }
     table: dict[str, Any] = {}
     findings = []
-    for metric, told in server.items():
+    for metric, own in server.items():
         seen = values.get(metric)
-        table[metric] = {"server": told["mean"], "client": None}
+        table[metric] = {"server": own["mean"], "client": None}
         if not seen:
             continue
         client = sum(seen) / len(seen)
         table[metric]["client"] = client
-        if abs(client - told["mean"]) > max(FLOOR, APART * told["mean"]):
+        if abs(client - own["mean"]) > max(FLOOR, APART * own["mean"]):
             findings.append(
                 Finding(
                     "warning",
                     f"disagree_{metric}",
-                    f"the server's own mean {metric} is {told['mean'] * 1e3:.1f} ms, the client "
+                    f"the server's own mean {metric} is {own['mean'] * 1e3:.1f} ms, the client "
                     f"saw {client * 1e3:.1f} ms: something between them waits, or another client "
                     "was there too",
                 )

@@ -19,7 +19,7 @@ from .progress import DownloadBars
 async def started(options: EngineOptions, *, quiet: bool = False) -> AsyncEngine:
     """Return the engine, ready. Missing files are fetched first, with bars on stderr."""
     with DownloadBars(sys.stderr, enabled=not quiet) as bars:
-        # A cancelled start leaves the block: the bars then end the download, which is in a thread.
+        # A cancelled start leaves the block; the bars then end the download's thread.
         return await AsyncEngine.start(options, progress=bars)
 
 
@@ -31,7 +31,7 @@ async def several(chosen: Sequence[ModelChoice]) -> EngineGroup:
 
 async def running(options: EngineOptions, server: ServerOptions) -> Any:
     """Start foreign programs, like `started`."""
-    # Local: it needs numpy and the extra programs.
+    # Local: it needs numpy and the extra `programs`.
     from ..engine.programs.engine import ProgramEngine, ProgramLimits
 
     limits = ProgramLimits(int(server.program_memory * 1e9), seconds=server.program_seconds)
