@@ -62,7 +62,7 @@ class Failover:
     pause: float
     """Longest time without a token in an unfinished stream, after the kill."""
     usual: float
-    """The same for the undisturbed run, at any time."""
+    """Longest time without a token in the undisturbed run, at any time."""
 
     @property
     def kept(self) -> bool:

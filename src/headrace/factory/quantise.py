@@ -60,7 +60,7 @@ class Quantised:
     names: Mapping[str, str]
     """New name of each replaced file, by the old one."""
     single: bool
-    """Whether it is a single file, a GGUF."""
+    """Whether the model is a single file, a GGUF."""
     tensors: list[dict[str, Any]]
     """Report of each tensor: its type, the number of its input rows, its relative error on the
     text."""

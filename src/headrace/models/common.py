@@ -70,10 +70,10 @@ GGUF_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "use_parallel_residual": (False,),
 }
-"""The same for keys of GGUF metadata."""
+"""Neutral values of such keys in GGUF metadata."""
 DENSE: Mapping[str, tuple[Any, ...]] = {"num_experts": (0, 1), "num_local_experts": (0, 1)}
 GGUF_DENSE: Mapping[str, tuple[Any, ...]] = {"expert_count": (0,)}
-"""The same for families without experts."""
+"""Neutral values of such keys for families without experts."""
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
