@@ -43,8 +43,8 @@ def entries(batch: StepBatch, group: int) -> Iterator[Stay]:
     blocks = batch.groups[group].tables[:, 0].tolist()
     lengths = batch.lengths.tolist()
     given = batch.states
-    for number, (first, behind) in enumerate(pairwise(bounds)):
-        count = behind - first
+    for number, (first, end) in enumerate(pairwise(bounds)):
+        count = end - first
         start = lengths[number] - count
         row = [start, count, *[0] * (STATE_COLUMNS - 2)] if given is None else given[number]
         settled, certain, *kept = np.asarray(row).tolist()
@@ -114,8 +114,8 @@ def recur(
         state = states[entry.block].clone()
         if entry.settled == 0:
             state.zero_()
-        for behind in range(entry.start - entry.settled):
-            state = rule.advance(state, tail[entry.block, behind], keys)
+        for draft in range(entry.start - entry.settled):
+            state = rule.advance(state, tail[entry.block, draft], keys)
         keeps = dict(entry.keeps)
         for number in range(entry.tokens):
             at, token = entry.start + number + 1, entry.first + number

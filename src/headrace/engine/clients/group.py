@@ -156,12 +156,12 @@ class EngineGroup:
         if self.members:
             chosen = self.chosen
             files = {number: one.files for number, one in self._opened.items()}
-        beside = [
+        others = [
             WireModel(number, choice.options, files[number], choice.weight)
             for number, choice in chosen.items()
             if number
         ]
-        return Configure(chosen[0].options, files[0], flight, chosen[0].weight, beside)
+        return Configure(chosen[0].options, files[0], flight, chosen[0].weight, others)
 
     @property
     def first(self) -> Member:

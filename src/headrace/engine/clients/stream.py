@@ -101,8 +101,8 @@ class Stream:
     def show(self) -> bool:
         """Note that the reader's tokens will be shown, after which they cannot come again. False:
         the engine has died and they are void, so there is nothing to show yet."""
-        anew = self._void or any(delta.void is not None for delta in self._pending.values())
-        if anew and self._error is None:
+        restarts = self._void or any(delta.void is not None for delta in self._pending.values())
+        if restarts and self._error is None:
             return False
         self._whole = False
         return True

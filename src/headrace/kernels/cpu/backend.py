@@ -53,8 +53,8 @@ class CpuBackend:
         return _refusal(kind, question)
 
     def build(self, question: Question) -> Provider:
-        beside = getattr(question.beside, "team", None)
-        given = question.shelf, beside, question.quantise
+        team = getattr(question.beside, "team", None)
+        given = question.shelf, team, question.quantise
         return CpuOperators(question.threads, self._level, *given)
 
     def decisions(self) -> list[Decision]:

@@ -33,8 +33,8 @@ def build(folder: Path, *, sanitize: str = "", output: Path = HERE, levels: str 
     `levels`: `host`, `all`, or names with semicolons (`HEADRACE_KERNELS` in CMakeLists.txt). Raises
     `NotBuilt`.
     """
-    beside = shutil.which("cmake", path=Path(sys.executable).parent)  # this environment's
-    cmake = shutil.which("cmake") or beside
+    own = shutil.which("cmake", path=Path(sys.executable).parent)  # this environment's
+    cmake = shutil.which("cmake") or own
     if cmake is None:
         raise NotBuilt("cmake is not installed: `pip install cmake` brings it")
     if not (ROOT / "CMakeLists.txt").exists():

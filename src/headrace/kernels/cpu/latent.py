@@ -40,11 +40,11 @@ def absorb(
         yield "quantise", quantise(q, codes, spec.queries, ROWS_N)
         arena.give_back(ROWS_N, spec.queries, room)
     apart, key = spec.queries // spec.heads, spec.heads * spec.size
-    behind = _columns(y, spec.rope_size)
-    yield _heads(q, codes, (0, apart), packing, behind, spec.size, ROWS_N)
+    latents = _columns(y, spec.rope_size)
+    yield _heads(q, codes, (0, apart), packing, latents, spec.size, ROWS_N)
     yield _copy(_columns(q, spec.plain_size), apart, y, spec.size, spec.rope_size, spec.heads)
     yield _copy(rotary, 0, _columns(y, key), 0, spec.rope_size, 1)
-    yield _copy(own, 0, _columns(behind, key), 0, spec.rank, 1)
+    yield _copy(own, 0, _columns(latents, key), 0, spec.rank, 1)
 
 
 def unpack(
