@@ -1,5 +1,5 @@
-"""Pictures in a terminal conversation: named or dropped files, and their place in the prompt of an
-engine in this process."""
+"""Pictures in a conversation of the terminal: files that are named or dropped, and their place in
+the prompt of an engine in this process."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _pictures(content: Any) -> list[dict[str, Any]]:
 
 
 def _plain(content: Any) -> Any:
-    """Return a content in the form that templates read."""
+    """Return a content as templates read it."""
     if not _parted(content):
         return content
     return [one if one["type"] == "text" else {"type": "image"} for one in content]

@@ -191,7 +191,7 @@ class RemoteVoice:
             raise RemoteError(f"{self._base}/models has no list of models") from None
 
     async def sees(self) -> bool:
-        """Return False if the server lists the model's inputs and pictures are not among them."""
+        """Return False if the server says what its model takes, and pictures are not among it."""
         try:
             listed = (await self._client.get(f"{self._base}/models")).json()["data"]
             takes = next(one["input_modalities"] for one in listed if one["id"] == self.name)

@@ -1,5 +1,5 @@
-"""A lower CPU priority for a process that replaces a dead one, until it is ready. So it takes no
-cores from the processes that serve.
+"""A lower priority for a process that replaces a dead one, until it is ready. So the processes that
+serve on the same cores keep them.
 
 If cores are free it starts as fast as ever. It only makes changes that it can undo. An unprivileged
 process may not lower its own nice value again. But it may lower that of its session's autogroup,

@@ -167,7 +167,7 @@ class Converting:
                     self._progress.advance(int(np.prod(one.shape)))
                 return self._report({}, None)
             check_space(self.out.absolute(), sum(one.size for one in self.moves))
-            work.mkdir()  # Outside: a folder made by another process is not ours to remove.
+            work.mkdir()  # Outside: what another has made there is not ours to remove.
             try:
                 return self._published(work)
             finally:

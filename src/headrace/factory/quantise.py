@@ -62,8 +62,8 @@ class Quantised:
     single: bool
     """Whether the model is a single file, a GGUF."""
     tensors: list[dict[str, Any]]
-    """Report of each tensor: its type, the number of its input rows, its relative error on the
-    text."""
+    """Report of each tensor: its type, the rows of text that its input had, its relative error on
+    the text."""
 
     def figures(self) -> dict[str, Any]:
         """Return a summary as plain JSON."""
@@ -144,7 +144,7 @@ def _gguf(
     arch = chosen[0].arch if isinstance(chosen, tuple) else None
     files = {name: GgufFile(path) for name, path in weights.items()}
     if isinstance(chosen, tuple) and len(files) == 1:
-        files = dict.fromkeys(files, gguf_of(chosen[0]))  # One mapping, whose pages are released.
+        files = dict.fromkeys(files, gguf_of(chosen[0]))  # One mapping, whose pages are given back.
     made = {name: to_gguf.tensors(file, arch, to, mix) for name, file in files.items()}
     targets = [one for some in made.values() for one in some]
     tensors = _rounded(targets, chosen, folder, progress)

@@ -33,7 +33,7 @@ class ClassToken(NamedTuple):
     token: str
     """[1, 1, D]."""
     patches: str
-    """The product of patches, without `.weight`; its row for the class token is removed."""
+    """The product of patches, without `.weight`: the class token's own row of it is taken off."""
 
 
 class Laid(NamedTuple):

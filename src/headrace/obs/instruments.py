@@ -79,7 +79,7 @@ class Exposition:
             yield family
 
     def info(self, help_: str, name: str, labels: dict[str, str]) -> Iterator[Metric]:
-        """Yield a gauge of 1 whose labels carry the information."""
+        """Yield a gauge of 1 whose labels are the message."""
         family = GaugeMetricFamily(name, help_, labels=[*self._names, *labels])
         family.add_metric([*self._values, *labels.values()], 1.0)
         yield family

@@ -1,9 +1,9 @@
 """A watch over an event loop: its lateness, and the code that blocked it.
 
 An event loop does one thing at a time; a long task delays every stream and probe of the process. A
-beat in the loop measures the delay. A separate thread notices a missing beat and takes the loop's
-stack during the hold. If C code holds the interpreter too, it takes the stack right after, at the
-line that called the code.
+beat in the loop measures the delay. A separate thread sees when the beat stays away and takes the
+loop's stack during the hold. If C holds the interpreter as well, it takes the stack at the first
+moment after, which is the line that called it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LoopWatch:
         """(when, seconds) of the latest hold that makes the loop unready."""
         self._dumped = -1e9
         self._seen = (0.0, "")
-        """(due time of a beat, the loop's stack taken while it was overdue)."""
+        """(due time of a beat, the loop's stack that the thread saw while it was overdue)."""
         self._timer: asyncio.TimerHandle | None = None
         self._stop = threading.Event()
 

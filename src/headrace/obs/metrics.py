@@ -1,8 +1,8 @@
 """The metrics of one engine, under names that dashboards know.
 
 vLLM's names come first; its older aliases and NIM's unprefixed ones read the same numbers. Metrics
-without a name elsewhere begin with `headrace:`. Times are in seconds. `metrics.txt` lists each
-metric's names and its attribute.
+without a name elsewhere are called `headrace:`. Times are seconds. `metrics.txt` has what each is
+called and which attribute it shows.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 CHOICES = (1, 2, 5, 10, 20)
 MOST_ADAPTERS = 100
-"""Adapters with their own series; further ones are counted together as `other`."""
+"""Adapters with series of their own; further ones are counted together as `other`."""
 SUMMED = (
     "seconds", "schedule_seconds", "idle_seconds", "predicted_seconds", "launch_seconds", "flops",
     "bytes",
 )  # fmt: skip
-"""Fields of `StepStats` that describe one step."""
+"""Fields of `StepStats` that are of one step."""
 SINCE_START = (
     "preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens", "accepted_tokens",
 )  # fmt: skip
-"""Totals since the start of the engine's process."""
+"""Fields that count from the start of the engine's process."""
 
 
 class _MetricRow(NamedTuple):
@@ -258,7 +258,7 @@ class EngineMetrics(Collector):
 
 
 def _found(metrics: EngineMetrics, path: list[str]) -> Any:
-    """Return the value at a path of attributes; None if the engine lacks such a part."""
+    """Return what a path leads to; None if the engine has no such part."""
     found: Any = metrics
     for name in path:
         if found is None:

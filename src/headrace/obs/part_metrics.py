@@ -1,4 +1,4 @@
-"""Counts of an engine's optional parts: drafts, encodings, tiers (`metrics.txt`)."""
+"""Counts of the parts of an engine that not each has: drafts, encodings, tiers (`metrics.txt`)."""
 
 from __future__ import annotations
 

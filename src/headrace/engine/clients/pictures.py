@@ -55,9 +55,9 @@ class PicturePrompts:
         the tokenizer lacks the token of pictures."""
         self.picture = picture
         self.payloads = SealedInputs()
-        """Tiles in memory that is shared with the engine. For one thread."""
+        """Tiles in memory that the engine reads, too. For one thread."""
         self.levels = levels(picture.scale, picture.mean, picture.deviation)
-        """Values of the bytes, for `SealedInputs.hold`."""
+        """Numbers of the bytes, for `SealedInputs.hold`."""
         self.kept = KeptPictures(self.payloads, self.levels)
         place, films = tokenizer.id_to_token(picture.place), picture.videos
         self._film_levels, named = self.levels, {place or "": picture.place, **picture.marks}

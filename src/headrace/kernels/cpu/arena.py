@@ -98,7 +98,7 @@ class Arena:
         return room
 
     def most(self, rows: int) -> int:
-        """Return the largest number of rows of N or R."""
+        """Return the most rows of N or R."""
         return self._rows[rows]
 
     def give_back(self, rows: int, width: int, buffer: Buffer, *, exchanged: bool = False) -> None:

@@ -60,7 +60,7 @@ def _rows(weight: Weight) -> tuple[Array, Array | None, int, int, int]:
 
 
 def fill_pictured(step: HrStep, pictured: PicturedRows) -> None:
-    """Point a step to the inputs of its pictures."""
+    """Point a step to the numbers of its pictures."""
     arrays = pictured.patches, pictured.times, pictured.labels
     assert all(map(contiguous, arrays))
     step.numbers, step.times, step.labels = map(address, arrays)

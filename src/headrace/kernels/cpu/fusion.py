@@ -1,4 +1,4 @@
-"""Fusion of a graph's nodes, and the place of every value, both found before any record is made.
+"""Fusion of a graph's nodes, and the place of every value: found before a record is made.
 
 The rules follow from each value's readers:
 

@@ -65,16 +65,16 @@ class Lowering(Fusion):
         self.scattered: list[tuple[Structure, int]] = []
         """Records that take rows of other parts, each with its first column of them."""
         self.share: ExchangeSpec | None = None
-        """The part of the logits that `head` gives, if ranks share them."""
+        """Part of the logits that `head` gives, if ranks share them."""
         self._floats: dict[Value, npt.NDArray[np.float32]] = {}
         """Floats by storage."""
         self._made: dict[Value, npt.NDArray[np.float32]] = {}
-        """Floats by storage, including values that are not read any more."""
+        """Floats by storage, also of values that are not read any more."""
         self._codes: dict[Value, QuantisedRows] = {}
-        """int8 codes by value, since different numbers in one storage have different codes."""
+        """int8 codes by value, since other numbers in the same storage have other codes."""
         self._idle: list[Callable[[], None]] = []
-        """Functions that release memory of all ranks. This rank has read it; others may still read
-        it."""
+        """Functions that give back memory of all ranks. This rank has read it; others may still
+        read it."""
         self.meetings = 0
         """Exchanges so far."""
         self._met: dict[mixture.Placed, int] = {}
@@ -85,13 +85,13 @@ class Lowering(Fusion):
         """Number of records after each node."""
 
     def floats(self, value: Value) -> npt.NDArray[np.float32]:
-        """Return the memory of a value's numbers, valid from its record to that of its last
-        reader."""
+        """Return the memory of a value's numbers, which are there from its record to its last
+        reader's."""
         return self._made[self._places[value]]
 
     def live(self, index: int) -> list[Value]:
-        """Return the fp32 values that records of the nodes from `index` on read, and the results of
-        earlier ones."""
+        """Return the values in fp32 that records of the nodes from `index` on read, and the results
+        of those before."""
         graph = self._graph
         made = [value for node in graph.nodes[:index] for value in node.out]
         return [
@@ -112,7 +112,7 @@ class Lowering(Fusion):
         return Matrix(at + 4 * self._first.get(value, 0), stride)
 
     def _lies_as(self, value: Value, other: Value) -> None:
-        """Give a value the same columns of its storage as another one."""
+        """Give a value the columns of its storage that another one has."""
         if other in self._first:
             self._first[value] = self._first[other]
         if other in self._windows:
@@ -128,7 +128,7 @@ class Lowering(Fusion):
         return self._matrix(value)
 
     def _make_rows_apart(self, value: Value) -> Matrix:
-        """Make rows without gaps, after rows of zeros, in memory of their own."""
+        """Make rows without gaps, after rows of zeros, in memory that nothing else uses."""
         place = self._places[value]
         before, most = self._before[place], place.rows.of(self._arena.most(rows_of(value)))
         room = aligned((before + most, place.width), np.float32)
@@ -144,7 +144,7 @@ class Lowering(Fusion):
 
     def _outputs(self, value: Value, *, grain: int) -> tuple[Matrix | None, HrQuantised]:
         """Return the places for the result of a producer that can quantise; `grain`: columns that
-        must be whole units in every rank."""
+        lie in whole units in every rank."""
         codes = NOT_QUANTISED
         if self._wants_codes(value) and grain % UNIT == 0:
             codes = self._make_codes(value)
@@ -497,7 +497,7 @@ class Lowering(Fusion):
 
 
 def _room_of(value: Value) -> int:
-    """Return the rows of a value in the arena, which has room for a step's."""
+    """Return the rows of a value in the arena, which has room for those of a step."""
     if value.rows.of(1_000) > 1_000:
         raise Unrecordable("a value has more rows than the step")
     return rows_of(value)

@@ -84,8 +84,8 @@ class CpuProgram:
         self._operators, self._plain, self._limits = operators, plain, limits
         self._variant = variant
         self._others: dict[Variant, CpuProgram | None] = {}
-        """Variants of the same step, made on demand; None: it cannot be recorded. They do not refer
-        to this program, so it is freed with its last reference."""
+        """Variants of the same step, made when first wanted; None: it cannot be recorded. They do
+        not refer to this one, so all of it is freed with the last reference to it."""
         rows = {ROWS_N: limits.tokens, ROWS_R: limits.samples}
         commons = plain.model.commons
         self._arena: Arena = Arena(rows, None if beside is None else beside._arena, commons)
