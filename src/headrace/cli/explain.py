@@ -110,7 +110,7 @@ class _ExplainedFiles(NamedTuple):
 
 
 def _open(choice: ModelChoice, bars: DownloadBars, *, shared: bool) -> _ExplainedFiles:
-    """Open a model. Raises the errors of `own_options`, `find` and the files."""
+    """Open a model. Raises the errors of `own_options`, `find` and of the files."""
     options = choice.options
     where: dict[str, Any] = {"cache_dir": options.cache_dir, "offline": options.offline}
     if not hears(options.model, **where):

@@ -1,4 +1,4 @@
-"""Progress on stderr: download bars and the current part of a computation."""
+"""Progress on stderr: download bars and what a computation is at."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINE_SECONDS = 10.0
 
 
 class DownloadBars:
-    """Display of the loader's `Progress`; it prints nothing while nothing is in progress.
+    """Display of the loader's `Progress`; nothing is printed while nothing is in work.
 
     A context: a download that still runs in a thread at its exit ends with `DownloadError`.
     """
@@ -58,7 +58,7 @@ class DownloadBars:
             self._progress = None
         self._share = share
         if self._progress is None:
-            # Local: 40 ms of imports that a start without downloads does not need.
+            # Local: 40 ms of imports, of no use to a start whose files are here.
             from rich.console import Console
             from rich.progress import (
                 BarColumn,
@@ -110,8 +110,8 @@ QUIET_SECONDS = 2.0
 
 
 class StatusLine:
-    """Display of a computation's current part: one changing line on a terminal, else a line for
-    each long part. Call it with the part."""
+    """Display of what a computation is at: one changing line on a terminal, else a line for each
+    part that takes long. Call it with the part."""
 
     def __init__(self, stream: TextIO, what: str) -> None:
         self._stream, self._what = stream, what

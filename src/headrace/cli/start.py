@@ -19,7 +19,7 @@ from .progress import DownloadBars
 async def started(options: EngineOptions, *, quiet: bool = False) -> AsyncEngine:
     """Return the engine, ready. Missing files are fetched first, with bars on stderr."""
     with DownloadBars(sys.stderr, enabled=not quiet) as bars:
-        # A cancelled start leaves the block; the bars then end the download's thread.
+        # A cancelled start leaves the block: the bars then end the download, which is in a thread.
         return await AsyncEngine.start(options, progress=bars)
 
 
