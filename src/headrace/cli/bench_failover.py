@@ -1,4 +1,4 @@
-"""`headrace bench failover`: what becomes of streams whose server dies."""
+"""`headrace bench failover`: the effect of a server's death on its streams."""
 
 from __future__ import annotations
 

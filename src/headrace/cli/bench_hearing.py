@@ -139,8 +139,8 @@ def _show(console: Console, result: dict[str, Any]) -> None:
         )
     for name, what in (("words", "word"), ("characters", "character")):
         if (found := result[name]) is not None:
-            told = f"{found['rate']:.2%} ({found['wrong']} of {found['said']})"
-            console.print(f"{what} error rate {told}")
+            rate = f"{found['rate']:.2%} ({found['wrong']} of {found['said']})"
+            console.print(f"{what} error rate {rate}")
     table = Table("", box=None, header_style="dim", padding=(0, 2, 0, 0))
     for column in COLUMNS:
         table.add_column(column, justify="right")

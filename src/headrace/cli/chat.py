@@ -83,7 +83,7 @@ async def _chat(
 
 
 async def _turn(conversation: Conversation, text: str) -> None:
-    """Answer one line of the user's; Ctrl-C ends the answer, not the program."""
+    """Answer one message of the user; Ctrl-C ends the answer, not the program."""
     turn = asyncio.ensure_future(conversation.take(text, _write))
     loop = asyncio.get_running_loop()
     before = signal.getsignal(signal.SIGINT)

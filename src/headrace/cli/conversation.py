@@ -1,4 +1,4 @@
-"""A conversation: its messages, its settings, its slash commands. Independent of a terminal."""
+"""A conversation without a terminal: its messages, its settings, its slash commands."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Conversation:
         self.over = False
         self._stats = False
         self._pictures: list[Message] = []
-        """Parts that go with the next message."""
+        """Parts to send with the next message."""
         if system:
             self.messages.append({"role": "system", "content": system})
 
     async def take(self, text: str, write: Write) -> None:
-        """Take a message or a command. Raises `HeadraceError`; the conversation stays as it was."""
+        """Take a message or a command. Raises `HeadraceError` without any change."""
         paths, text = dropped(text)
         for path in paths:
             await self._attach(path, write)
@@ -55,7 +55,7 @@ class Conversation:
         if text.startswith("/") and not text.startswith("//"):
             await self._command(text, write)
             return
-        # "//" begins a message with one slash.
+        # "//" starts a message with one slash.
         text, pictures = text.removeprefix("/"), self._pictures
         content = [*pictures, {"type": "text", "text": text}] if pictures else text
         asked = {"role": "user", "content": content}
@@ -76,7 +76,7 @@ class Conversation:
         write(f"[{path.name}: {count} picture{'s' * (count > 1)} for the next message]\n")
 
     async def _answer(self, write: Write) -> None:
-        """Append the answer to the last message; a cancelled one is kept as far as it came."""
+        """Append the answer to the last message; of a cancelled one, the part received."""
         parts: list[str] = []
         tokens = 0
         begin = time.perf_counter()
@@ -180,7 +180,7 @@ class Conversation:
 
 
 def _content(read: Any) -> Any:
-    """Return a saved message's content: a text, or parts if it has pictures. Raises `TypeError`,
+    """Return a saved message's content: a text, or parts with pictures. Raises `TypeError`,
     `LookupError`."""
     if not isinstance(read, list):
         return str(read)

@@ -21,7 +21,7 @@ from .progress import DownloadBars
 FAILED = 1
 """Exit status if something would be lost."""
 SHOWN = 5
-"""Tensors that lose something and are named, at most; all are in the report."""
+"""Most lossy tensors that are named; the report has all."""
 
 
 def convert(

@@ -50,7 +50,7 @@ def draw(
     """Draw pictures of a class. MODEL is a folder of diffusers' DiTPipeline without a decoder."""
     if out.suffix.lower() != ".png":
         raise InvalidRequest(f"{out} must end in .png", param="out")
-    if not out.parent.is_dir():  # Before the work that would be lost.
+    if not out.parent.is_dir():  # Checked before work that would be lost.
         raise InvalidRequest(f"{out} cannot be written: {out.parent} is no folder", param="out")
     given = {"n": count, "steps": steps, "guidance": guidance, "seed": seed}
     asyncio.run(_draw(engine, label, out, given))

@@ -67,7 +67,7 @@ def show(
         each = [_plain(server, one) for one in found]
         print(json.dumps({"models": each} if len(each) > 1 else each[0], ensure_ascii=False))
         return
-    # Names of models and values of options come from files: brackets in them are no styles.
+    # Model names and option values come from files, so brackets in them are not markup.
     console = Console(highlight=False, markup=False)
     for one in found:
         console.print(Text.assemble((one.files.name, "bold"), "  ", _described(one.files)))
@@ -93,7 +93,7 @@ def _explained(chosen: Sequence[ModelChoice], *, quiet: bool) -> list[_Explained
 
 
 def _disk(options: EngineOptions, files: ModelFiles) -> Decision:
-    """Return what a start needs of the disk."""
+    """Return the disk space that a start needs."""
     kept, why = panel_path(files, panel_folder(options.cache_dir)), "the weights"
     if kept.is_file():
         why += f"; beside them {size(kept.stat().st_size)}, repacked for the next start"
@@ -106,7 +106,7 @@ class _ExplainedFiles(NamedTuple):
     options: EngineOptions
     files: ModelFiles
     decisions: list[Decision]
-    """Decisions beyond those of every model."""
+    """Decisions in addition to those of every model."""
 
 
 def _open(choice: ModelChoice, bars: DownloadBars, *, shared: bool) -> _ExplainedFiles:

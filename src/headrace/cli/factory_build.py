@@ -22,7 +22,7 @@ from .progress import DownloadBars
 
 command = typer.Typer()
 FAILED = 1
-"""Exit status if a gate failed; `Untrusted` has one of its own."""
+"""Exit status if a gate failed; `Untrusted` has a different one."""
 
 
 @command.command(cls=BriefHelp)
@@ -34,14 +34,14 @@ def build(engine: EngineOptions, wanted: BuildOptions, as_json: AsJson = False) 
         planned = Build(engine, wanted, bars)
         built = planned.run(lambda what, step: tell(console, what, step))
     if as_json:
-        told = {
+        summary = {
             "cell": planned.cell,
             "profile": built.profile and built.profile.digest,
             "evidence": str(built.page),
             "ran": built.ran,
             "stages": {step.stage.name: _plain(step) for step in built.steps},
         }
-        print(json.dumps(told))
+        print(json.dumps(summary))
     ran = f"{len(built.ran)} of {len(built.steps)} stages ran"
     console.print(f"{ran if built.ran else 'nothing was to run'}; evidence: {built.page}")
     if built.profile is not None:

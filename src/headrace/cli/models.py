@@ -60,7 +60,7 @@ def models(
 
 
 def _table(found: list[CachedModel], free: int, speeds: dict[str, float] | None) -> Table:
-    """Make a row of each model, under titles of tasks, the smallest first.
+    """Make a row per model, grouped by task, the smallest first.
 
     `speeds`: predicted tokens a second by name, in place of the bytes of repacked weights.
     """
@@ -116,5 +116,5 @@ def remove(
 
 
 def size(count: int) -> str:
-    """Format bytes for people."""
+    """Format bytes for human readers."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

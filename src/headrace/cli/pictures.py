@@ -46,8 +46,8 @@ def picture_part(path: Path) -> dict[str, Any]:
 
 
 def dropped(text: str) -> tuple[list[Path], str]:
-    """Split pictures that were dropped on a terminal, before a text, from that text: absolute paths
-    and file URLs, quoted or escaped, of files that begin as a picture does."""
+    """Split a text from pictures dropped on the terminal before it: absolute paths and file URLs,
+    quoted or escaped, of files with a picture's signature."""
     found: list[Path] = []
     while (word := _WORD.match(text)) is not None:
         single, double, plain = word.groups()
@@ -62,7 +62,7 @@ def dropped(text: str) -> tuple[list[Path], str]:
 
 def _is_picture(path: Path) -> bool:
     try:
-        if not path.is_file():  # Opening a pipe would wait.
+        if not path.is_file():  # Opening a pipe would block.
             return False
         with path.open("rb") as file:
             return picture_format(file.read(12)) is not None
@@ -77,9 +77,9 @@ class LocalPictures:
         self._engine = engine
         able = "inputs" in getattr(engine, "features", ()) and sees(engine.files.path)
         self._prompts: PicturePrompts | None = None
-        """None: the model takes no pictures."""
+        """None: the model does not take pictures."""
         if able:
-            # Not for every chat: shared memory is Linux's.
+            # Not for every chat: only Linux has the shared memory.
             pictures = import_module("headrace.engine.clients.pictures")
             self._prompts = pictures.open_picture_prompts(engine.files, engine.tokenizer)
         self._decoders = Decoders()
@@ -90,7 +90,7 @@ class LocalPictures:
     async def prompt(
         self, messages: list[dict[str, Any]]
     ) -> tuple[list[int], list[InputSpan], list[SealedPicture]]:
-        """Return the ids of a conversation, its inputs, and what holds them until its answer has
+        """Return a conversation's ids, its inputs, and the pictures to hold until the answer has
         ended. Raises `InvalidRequest`, `TooLarge`, `ContextOverflow`."""
         engine, seen = self._engine, self._prompts
         assert seen is not None, "the model takes pictures"

@@ -65,8 +65,8 @@ def simulate(
     results: list[tuple[str, dict[str, Any]]] = []
     with StatusLine(sys.stderr, f"simulating {model}") as said:
         for name, each in every:
-            told = said if name == "as asked" else partial(_of_change, said, name)
-            results.append((name, each.run(options, told)))
+            watch = said if name == "as asked" else partial(_of_change, said, name)
+            results.append((name, each.run(options, watch)))
     result = results[0][1]
     console = Console(highlight=False, markup=False)
     if as_json:

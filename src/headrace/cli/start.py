@@ -31,7 +31,7 @@ async def several(chosen: Sequence[ModelChoice]) -> EngineGroup:
 
 async def running(options: EngineOptions, server: ServerOptions) -> Any:
     """Start foreign programs, like `started`."""
-    # Local: it needs numpy and the extra programs.
+    # Local: it needs numpy and the extra `programs`.
     from ..engine.programs.engine import ProgramEngine, ProgramLimits
 
     limits = ProgramLimits(int(server.program_memory * 1e9), seconds=server.program_seconds)

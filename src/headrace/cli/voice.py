@@ -31,7 +31,7 @@ _WHOLE = ("max_tokens", "top_k", "seed", "thinking_token_budget")
 
 @dataclass(slots=True)
 class SamplingOptions:
-    """The sampling flags of the terminal; None leaves it to the model's authors."""
+    """The terminal's sampling flags; None leaves it to the model's authors."""
 
     max_tokens: int | None = option(None, "Longest answer, in tokens; none: to the context's end.")
     temperature: float | None = option(None, "0 takes the most likely token each time.")
@@ -68,11 +68,11 @@ class SamplingOptions:
 
 @dataclass(slots=True)
 class Piece:
-    """A part of an answer; the last one with text has the reason for the end."""
+    """A part of an answer; the last one with text has the finish reason."""
 
     text: str
     tokens: int = 0
-    """Tokens of this part; 0 if a server does not say: its `usage` has the sum at the end."""
+    """Tokens of this part; 0 if a server reports only the sum at the end, in `usage`."""
     finish: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -96,7 +96,7 @@ class LocalVoice:
         self._engine = engine
         self.name = engine.model_name
         self._pictures: LocalPictures | None = None
-        """Opened by the first question for them."""
+        """Opened when first needed."""
 
     async def sees(self) -> bool:
         if self._pictures is None:
@@ -130,7 +130,7 @@ class LocalVoice:
         async with aclosing(self._pieces(ids, options, inputs)) as pieces:
             async for piece in pieces:
                 yield piece
-        del held  # Until now, for the engine reads them.
+        del held  # Held until now, since the engine reads them.
 
     def complete(self, prompt: str, options: SamplingOptions) -> AsyncGenerator[Piece]:
         return self._pieces(prompt, options)
@@ -176,7 +176,7 @@ class RemoteVoice:
         self.name = model or ""
 
     async def open(self) -> None:
-        """Learn the served model's name. Raises `RemoteError`."""
+        """Query the served model's name. Raises `RemoteError`."""
         if self.name:
             return
         try:
@@ -236,14 +236,14 @@ class RemoteVoice:
 
 
 def _spoken(choice: dict[str, Any]) -> Piece:
-    """Return the text of a choice of chat or of completions."""
+    """Return the text of a choice, of chat or completions."""
     delta = choice.get("delta") or {}
     text = choice.get("text") or delta.get("content") or ""
     return Piece((delta.get("reasoning_content") or "") + text, finish=choice.get("finish_reason"))
 
 
 def _counted(usage: dict[str, Any]) -> Piece:
-    """Return a server's counts, without text."""
+    """Return a server's counts without text."""
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     return Piece(
         "",

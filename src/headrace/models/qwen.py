@@ -21,7 +21,7 @@ GATED_NAMES = {
 
 
 def dense_layers(config: Config) -> tuple[int, ...]:
-    """Return the layers without experts: those that the config names, and all but every n-th."""
+    """Return the layers without experts: those that the config lists, and all except every n-th."""
     fields, key = config.fields, SPARSE[0]
     if config.gguf:
         return ()
@@ -47,7 +47,7 @@ _LATER = {
 _BIASED = flag("attention_bias", "", True, tensors="blk.0.attn_q.bias")
 _UNBIASED = flag("", "", False, tensors="blk.0.attn_output.bias")
 _UNDER_PICTURES = Names(unread=r"(model\.)?visual\..*")
-"""Names of tensors beside an encoder of pictures."""
+"""Names of tensors next to an encoder of pictures."""
 _BY_AXES = {"rope": rope_by_axes, "_interleaved": False}
 _SEEING = {
     "vocab_size": 152_064, "hidden_size": 8192, "intermediate_size": 29_568,

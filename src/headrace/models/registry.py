@@ -40,13 +40,13 @@ FILES = (
     arcee, bert, cohere2, deepseek, dit, dlrm, gemma, gemma4, glm, gpt_oss, granite, lfm2, llama,
     llama4, minimax_m2, ministral3, nemotron_h, olmo2, phi3, qwen, qwen3_next, starcoder2, whisper,
 )  # fmt: skip
-"""Files of families: a line for each."""
+"""Families, one file per line."""
 ALL: tuple[Family, ...] = tuple(family for file in FILES for family in file.FAMILIES)
 FAMILIES: Mapping[str, Family] = {
     name: next(family for family in ALL if family.name == name)
     for name in sorted({family.name for family in ALL})
 }
-"""Families by `ModelArch.family`; of two with one name the first."""
+"""Families by `ModelArch.family`; of two with one name, the first."""
 TYPES: Mapping[str, Family] = {kind: family for family in ALL for kind in family.types}
 """Families by the `model_type` of a `config.json`."""
 

@@ -51,8 +51,8 @@ _TRUNCATE = flag("truncate", "", True)
 
 
 def parameters(config: Config) -> dict[str, Any]:
-    """Return the rope's own object in a `config.json`: of transformers 5, or the earlier one. The
-    family's default comes after both."""
+    """Return the rope's own object in a `config.json`: transformers 5's, else the earlier one, else
+    the family's default."""
     if config.gguf:
         return {}
     fields = config.fields
@@ -63,7 +63,7 @@ def parameters(config: Config) -> dict[str, Any]:
 
 
 def rope(config: Config) -> Rope:
-    """Read the rope of a family whose layers have one and the same."""
+    """Read the rope of a family with one rope for all layers."""
     given = parameters(config)
     if "rope.share" in config.table:
         given.pop(_SHARE, None)
@@ -100,8 +100,8 @@ def within(config: Config, given: Mapping[str, Any]) -> Config:
 
 
 def rope_of(config: Config, given: Mapping[str, Any], theta: Field = THETA) -> Rope:
-    """Read one rope: its parameters in a `config.json` are `given`, and `theta` if they do not
-    state it. Of Llama 3's scaling a GGUF file has only the divisors."""
+    """Read one rope. `given`: its parameters in a `config.json`; `theta`: used if they lack it. Of
+    Llama 3's scaling a GGUF file has only the divisors."""
     inner, base = within(config, given), config.read(theta)
     if config.gguf:
         size, kind = rotated(config), config.read(GGUF_KIND)
@@ -168,7 +168,7 @@ def yarn_growth(factor: float, scale: float | None = None) -> float:
 
 
 def rotated(config: Config) -> int:
-    """Return the numbers of a head that a GGUF says are rotated; all, unless the family has a
+    """Return the count of rotated numbers of a head in a GGUF; all, unless the family has a
     share."""
     for name in (ROPE_FACTORS, *LONG_FACTORS):
         if name in config.tensors and name not in config.factors:
@@ -206,14 +206,14 @@ def share(config: Config) -> float:
 
 
 def full_rope(config: Config) -> Rope:
-    """Read the rope of layers without a window, where windowed ones have another."""
+    """Read the rope of layers without a window, if windowed ones have a different one."""
     given = _by_kind(config)
     full = parameters(config) if given is None else given[0]
     return rope_of(config, full, config.table["_theta"])
 
 
 def local_rope(config: Config) -> Rope:
-    """Read the rope of windowed layers. Without an entry of theirs it is not stretched."""
+    """Read the rope of windowed layers. Without a separate entry it is not stretched."""
     theta, given = config.table["_local_theta"], _by_kind(config)
     return Rope(config.read(theta)) if given is None else rope_of(config, given[1], theta)
 

@@ -1,8 +1,8 @@
-"""Counting that costs a fraction of a microsecond, exposed as Prometheus families on a scrape.
+"""Counters that cost a fraction of a microsecond, exposed as Prometheus families on a scrape.
 
-The library's own instruments cost microseconds per observation (locks, label look-ups). This adds
-up at ten thousand tokens a second, and an alias would have to be observed again. Here a value is
-counted once, by one thread, and all its names read the same numbers.
+The library's instruments cost microseconds per observation (locks, label look-ups). This adds up at
+ten thousand tokens a second, and an alias must be observed separately. Here one thread counts a
+value once, and all its names read the same numbers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Histogram:
 
 
 class Labelled:
-    """Counters by the value of one label, at most `most` of them; the rest is `other`."""
+    """Counters by the value of one label, at most `most`; further values count as `other`."""
 
     __slots__ = ("_most", "values")
 
@@ -57,7 +57,7 @@ class Labelled:
 
 
 class Exposition:
-    """Maker of families with the labels that all metrics of one engine share."""
+    """Maker of metric families with the labels common to one engine."""
 
     def __init__(self, **labels: str) -> None:
         self._names = list(labels)

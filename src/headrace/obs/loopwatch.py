@@ -1,4 +1,4 @@
-"""A watch over an event loop: its lateness, and the code that held it.
+"""A watch over an event loop: its lateness, and the code that blocked it.
 
 An event loop does one thing at a time; a long task delays every stream and probe of the process. A
 beat in the loop measures the delay. A separate thread sees when the beat stays away and takes the
@@ -26,9 +26,9 @@ log = logging.getLogger("headrace.loop")
 BEAT = 0.05
 """Seconds between two beats; shorter holds are seen if they meet one."""
 NOTED = 0.25
-"""Seconds of a hold from which it is logged, and kept with its stack as a flight record."""
+"""Seconds of a hold from which it is logged and its stack kept as a flight record."""
 UNREADY = 1.0
-"""Seconds of a hold from which requests should go elsewhere, for `REMEMBERED` seconds."""
+"""Seconds of a hold from which requests are sent elsewhere, for `REMEMBERED` seconds."""
 REMEMBERED = 5.0
 DUMP_EVERY = 60.0
 
@@ -41,9 +41,9 @@ class LoopWatch:
     ) -> None:
         """Keep flight records in `dumps`; call `on_beat` with each beat's lateness in seconds."""
         self.longest = 0.0
-        """Seconds of the longest hold since the start, or since it was set to zero."""
+        """Seconds of the longest hold since the start, or since the last reset to zero."""
         self.stack = ""
-        """Stack of the latest hold that was noted."""
+        """Stack of the latest noted hold."""
         self._dumps = dumps
         self._on_beat = on_beat
         self._due = 0.0
@@ -95,7 +95,7 @@ class LoopWatch:
         log.warning("the event loop was held", extra={"seconds": round(late, 3), "at": at})
         if self._dumps is not None and now - self._dumped >= DUMP_EVERY:
             self._dumped = now
-            # In a thread of its own: a slow disk would be one more hold.
+            # In a separate thread: a slow disk would be another hold.
             write = partial(
                 write_dump,
                 self._dumps,
@@ -112,5 +112,5 @@ class LoopWatch:
             due = self._due
             if self._seen[0] != due and time.monotonic() - due >= NOTED / 2:
                 frame = sys._current_frames().get(self._thread)
-                # Only code, no values: nothing of any request is in it.
+                # Only code, no values: it contains no request's data.
                 self._seen = due, "".join(traceback.format_stack(frame)) if frame else ""

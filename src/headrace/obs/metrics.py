@@ -1,4 +1,4 @@
-"""The metrics of one engine, under the names that dashboards know.
+"""The metrics of one engine, under names that dashboards know.
 
 vLLM's names come first; its older aliases and NIM's unprefixed ones read the same numbers. Metrics
 without a name elsewhere are called `headrace:`. Times are seconds. `metrics.txt` has what each is
@@ -87,7 +87,7 @@ class EngineMetrics(Collector):
 
         self.first_tokens = Sketch()
         self.token_gaps = Sketch()
-        """Fine counts of the two latencies, for read-outs of the last seconds."""
+        """Finely binned counts of the two latencies, for quantiles of the last seconds."""
         lengths = one_two_five(max_context)
         self._first_token = Histogram(FIRST_TOKEN_SECONDS)
         self._between_tokens = Histogram(TOKEN_SECONDS)
@@ -151,7 +151,7 @@ class EngineMetrics(Collector):
         self._denoising_steps += steps
 
     def tokens(self, life: RequestLife, count: int, now: float) -> None:
-        """Count `count` further tokens of one choice of a request, which came at `now`."""
+        """Count `count` further tokens of one choice of a request, received at `now`."""
         self._generated_tokens += count
         if not life.generated:
             life.first_token = now
@@ -201,7 +201,7 @@ class EngineMetrics(Collector):
         self._refused.add(reason)
 
     def retried(self) -> None:
-        """Count a request that is given to the successor of an engine that died with it."""
+        """Count a request that is resent to a new engine after its engine died."""
         self._retried += 1
 
     def failed(self, kind: str) -> None:
@@ -209,7 +209,7 @@ class EngineMetrics(Collector):
         self._failures.add(kind)
 
     def begun(self, *, after_failure: bool) -> None:
-        """Begin with a new engine process: its own counts start at zero."""
+        """Note a new engine process, whose own counts start at zero."""
         self._restarts += after_failure
         self._tier.restart()
         if self._encodings is not None:

@@ -80,7 +80,7 @@ class TierMetrics:
         self.checks.add("wrong", wrong)
         self.checks.add("equal", stats.checked - was.checked - wrong)
         self.seconds += stats.load_seconds - was.load_seconds
-        self.stats = replace(stats)  # The engine in this process goes on counting in it.
+        self.stats = replace(stats)  # The engine in this process keeps counting in it.
 
     def restart(self) -> None:
         """Start over: a new engine process counts from zero."""

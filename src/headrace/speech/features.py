@@ -19,7 +19,7 @@ FRAMES = 3_000
 """Frames of a window."""
 _SIZE, _HOP = 400, 160
 _AT_ONCE = 250
-"""Frames that are transformed at a time."""
+"""Frames transformed at a time."""
 
 
 @functools.cache
@@ -59,8 +59,8 @@ def through_filters(
 ) -> npt.NDArray[np.float64]:
     """Return [frames, mels] of power [frames, size / 2 + 1]: the product with `filters`.
 
-    Only one number in forty of `filters` is not zero. And numpy's product of matrices leaves
-    threads that spin for tens of milliseconds on the cores of our own thread pool.
+    Only one in forty numbers of `filters` is not zero. Also, numpy's matrix product leaves threads
+    that spin for tens of milliseconds on the cores of our own thread pool.
     """
     bins, slopes, starts = _triangles(mels, size)
     return np.add.reduceat(power[:, bins] * slopes, starts, axis=1)

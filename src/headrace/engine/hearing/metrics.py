@@ -1,4 +1,4 @@
-"""Counts of a transcription engine, for `/metrics`. Times are seconds; audio is in its own."""
+"""Counts of a transcription engine, for `/metrics`. Times are in seconds, also those of audio."""
 
 from __future__ import annotations
 

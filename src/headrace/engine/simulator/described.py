@@ -1,9 +1,8 @@
 """Descriptions of a model for the roofline, the simulator, the planner and the bench.
 
-A file is described by the bytes of its own tensors. That holds also for a family that is not
-served, a file in parts, or a header alone. A `config.json` (alone, in a folder without weights, or
-of a hub id) and the known architectures have their published formats. Another name of the catalog
-stands for its file.
+A file is described by the sizes of its tensors, even if its family is not served, it is in parts,
+or only its header exists. A `config.json` (alone, in a folder without weights, or of a hub id) and
+the known architectures get their published formats. Any other catalog name stands for its file.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def make_case(
     layout: Layout | None = None,
     skew: float | None = None,
 ) -> Case:
-    """Make the case of a model on a device; missing options are as stored, or as a server's
+    """Make the case of a model on a device; missing options are as stored, or a server's
     defaults."""
     found = describe_model(model) if isinstance(model, str) else model
     wide = kv_wide = "float32" if device.kind == "cpu" else "bfloat16"
@@ -116,8 +115,8 @@ def _of_config(path: Path) -> Described:
 
 
 def _of_gguf(path: Path, name: str) -> Described:
-    """Describe a file that can be served, or the header of any other: cut off, in parts,
-    unserved."""
+    """Describe a file that can be served, or only the header of another: cut off, in parts, not
+    served."""
     first = GgufFile(path, complete=False)
     files = _parts(path, first.metadata.get("split.count"))
     if len(files) == 1 and first.complete:
@@ -147,7 +146,7 @@ def _parts(path: Path, count: object) -> list[Path]:
 
 
 def _of_hub(name: str, repo: str, selector: str) -> Described:
-    """Read a repository's files if its weights are here, else fetch only its config."""
+    """Describe a repository by its files if its weights are here, else fetch only its config."""
     try:
         files = open_model(name, offline=True)
         return Described(files.arch, stored_weights(files), "file", files)
