@@ -403,6 +403,7 @@ class _Exchange:
                     if resume is not None:
                         raise ReplicaLost("the replica's event does not end")
                     self._forget()
+                if not self.resumable and resume is None:  # From now on parts pass as they come.
                     data, rest = data + rest, b""
             if data:
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})

@@ -192,9 +192,10 @@ class CameraSession:
         camera.begin()
 
     async def close(self, camera: Camera) -> None:
-        del self._cameras[camera.name]
-        self.ocr.engine.metrics.cameras.dec()
-        await camera.end()
+        if self._cameras.get(camera.name) is camera:  # Its own task closes it, too.
+            del self._cameras[camera.name]
+            self.ocr.engine.metrics.cameras.dec()
+            await camera.end()
 
 
 class Camera:

@@ -109,6 +109,7 @@ class Residents:
             for one in self.resting:
                 if name in one.names and not rest:
                     self.resting.remove(one)
+                    del self._chosen[one]
                     return
             service = next((one for one in self._service.models if name in one.names), None)
             if service is None:

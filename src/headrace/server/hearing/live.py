@@ -8,7 +8,6 @@ from either, so nothing piles up.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -104,7 +103,7 @@ class LiveSession:
                 receive, socket, self._service, self._take, self._events.error, SESSION_SECONDS
             )
             if there:
-                self._commit_turn()
+                await self._commit_turn()
                 await self._pending.put(None)
                 await finishing
             return there
@@ -310,12 +309,11 @@ class LiveSession:
             self._turns.end()
         return turn
 
-    def _commit_turn(self) -> None:
+    async def _commit_turn(self) -> None:
         turn = self._end_turn()
         if turn is not None:
             self._queued += len(turn.data)
-            with contextlib.suppress(asyncio.QueueFull):
-                self._pending.put_nowait(turn)
+            await self._pending.put(turn)
 
     async def _commit(self) -> None:
         """Commit the current turn as an item of the conversation and queue it for transcription."""
