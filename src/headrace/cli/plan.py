@@ -42,6 +42,7 @@ from ..roofline.prices import read_prices
 from ..roofline.steady import Demand, Goal
 from .flags import argument, flag
 from .plan_check import Check, Checked, workers
+from .plan_from import PlanCommand
 from .plan_launch import ENGINES, STARTS, launch_text, write_launch
 from .plan_show import PlanQuestion, document, show
 from .plan_tiers import print_tiers
@@ -127,6 +128,10 @@ def plan(
             "--command",
             metavar="NAME",
         ),
+    ] = None,
+    theirs: Annotated[
+        str | None,
+        flag("aiconfigurator -- LINE: plan what its line asks.", "--from", metavar="PLANNER"),
     ] = None,
     verbose: Annotated[
         bool, flag("Also why other layouts are not chosen.", "--verbose", "-v")
@@ -362,4 +367,4 @@ command = typer.Typer(
     help="The cheapest layout that keeps an SLO, or the most that given devices do.",
     add_completion=False,
 )
-command.command()(plan)
+command.command(cls=PlanCommand)(plan)
