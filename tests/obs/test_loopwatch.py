@@ -1,4 +1,4 @@
-"""Who held an event loop: code, or a machine without a free core."""
+"""The watch over an event loop tells code that holds it from a machine without a free core."""
 
 from __future__ import annotations
 
