@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
-from ..base.errors import HeadraceError, InvalidRequest, file_errors
+from ..base.errors import HeadraceError, InvalidRequest, PackageAbsent, file_errors
 from ..base.hardware import cpu
 from ..base.names import nearest
 from ..engine.hearing.opening import DEFAULT_MODEL, open_transcriber
@@ -174,6 +174,8 @@ class _FileWriter:
                 reason = error.strerror or error
                 failed = InvalidRequest(f"{path} cannot be written: {reason}", param="file")
                 print(failed.message, file=sys.stderr)
+            except PackageAbsent:
+                raise  # The others lack it, too.
             except HeadraceError as error:
                 failed = error
                 print(f"{file}: {error.message}", file=sys.stderr)
