@@ -25,6 +25,7 @@ from ..bench.run import make_sessions
 from ..bench.workload import shareable_tokens
 from ..engine.loop.draft_law import MEASURED, DraftLaw, draft_law
 from ..engine.simulator.described import describe_model
+from ..obs.progress import StatusLine
 from ..roofline.hardware import DEVICES, Hardware
 from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
@@ -46,7 +47,6 @@ from .plan_from import PlanCommand
 from .plan_launch import ENGINES, STARTS, launch_text, write_launch
 from .plan_show import PlanQuestion, document, show
 from .plan_tiers import print_tiers
-from .progress import StatusLine
 
 TRIES = 6
 """Candidates that are simulated before giving up."""
