@@ -275,7 +275,9 @@ def ask_server(options: RunOptions) -> dict[str, Any]:
                 fetch(address, "GET", "/v1/models", headers=headers, timeout=10)
             )
         except ConnectionLost as error:
-            raise Overloaded(f"no server to measure: {error}", param="url") from None
+            raise Overloaded(
+                f"no server to measure: {error}; headrace serve starts one", param="url"
+            ) from None
         if status != 503 or time.monotonic() > give_up:
             break
         time.sleep(0.5)  # It is up and loading its model.

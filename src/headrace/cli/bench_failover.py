@@ -19,9 +19,9 @@ from ..bench.failover import Failover, by_command, failover, own_servers, sessio
 from ..bench.job import Target
 from ..bench.options import RunOptions
 from ..bench.run import ask_server
+from ..obs.progress import StatusLine
 from .bench_flags import AsJson
 from .flags import argument, flag
-from .progress import StatusLine
 from .remote import API_KEY
 
 

@@ -24,13 +24,13 @@ from ..engine.loop.start import beside_of, keeping
 from ..engine.loop.start import explain as resolve
 from ..loader import open_model
 from ..loader.panels import panel_folder, panel_path
+from ..loader.progress import ProgressLine
 from ..roofline.memory import MemoryPlan
 from ..speech.finding import find, hears
 from .brief import BriefHelp
 from .configured import configured
 from .flags import flag
 from .models import size
-from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -78,7 +78,7 @@ def show(
 
 
 def _explained(chosen: Sequence[ModelChoice], *, quiet: bool) -> list[_Explained]:
-    with DownloadBars(sys.stderr, enabled=not quiet) as bars:
+    with ProgressLine(sys.stderr, enabled=not quiet) as bars:
         opened = [_open(one, bars, shared=len(chosen) > 1) for one in chosen]
     files = [one.files for one in opened]
     found: list[_Explained] = []
@@ -109,7 +109,7 @@ class _ExplainedFiles(NamedTuple):
     """Decisions in addition to those of every model."""
 
 
-def _open(choice: ModelChoice, bars: DownloadBars, *, shared: bool) -> _ExplainedFiles:
+def _open(choice: ModelChoice, bars: ProgressLine, *, shared: bool) -> _ExplainedFiles:
     """Open a model. Raises the errors of `own_options`, `find` and of the files."""
     options = choice.options
     where: dict[str, Any] = {"cache_dir": options.cache_dir, "offline": options.offline}

@@ -86,7 +86,10 @@ def usage(
         print(json.dumps(rows))
         return
     if not rows:
-        print("no such requests; headrace factory ingest LOG puts access logs into the store")
+        print(
+            "no such requests; headrace factory ingest LOG --service NAME puts access logs (of "
+            "headrace serve --log-format json) into the store"
+        )
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     numbers = {name for row in rows for name, value in row.items() if isinstance(value, int)}

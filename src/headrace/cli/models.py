@@ -20,10 +20,10 @@ from ..loader.cache import CachedModel, cached_models
 from ..loader.cache import remove as remove_model
 from ..loader.catalog import CATALOG, TASKS
 from ..loader.open import fetched
+from ..loader.progress import ProgressLine
 from ..speech.finding import find, hears
 from .flags import argument, flag
 from .models_speed import CONTEXT, predicted
-from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -94,7 +94,7 @@ def pull(
     cache_dir: CacheDir = None,
 ) -> None:
     """Download a model, resuming where an earlier download stopped, and verify it."""
-    with DownloadBars(sys.stderr) as bars:
+    with ProgressLine(sys.stderr) as bars:
         if hears(name, cache_dir=cache_dir, offline=False):
             path = find(name, cache_dir=cache_dir, progress=bars)
         elif name in CATALOG and CATALOG[name].task == "program":

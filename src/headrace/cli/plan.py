@@ -25,6 +25,7 @@ from ..bench.run import make_sessions
 from ..bench.workload import shareable_tokens
 from ..engine.loop.draft_law import MEASURED, DraftLaw, draft_law
 from ..engine.simulator.described import describe_model
+from ..obs.progress import StatusLine
 from ..roofline.hardware import DEVICES, Hardware
 from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
@@ -42,10 +43,10 @@ from ..roofline.prices import read_prices
 from ..roofline.steady import Demand, Goal
 from .flags import argument, flag
 from .plan_check import Check, Checked, workers
+from .plan_from import PlanCommand
 from .plan_launch import ENGINES, STARTS, launch_text, write_launch
 from .plan_show import PlanQuestion, document, show
 from .plan_tiers import print_tiers
-from .progress import StatusLine
 
 TRIES = 6
 """Most candidates that are simulated before giving up."""
@@ -127,6 +128,10 @@ def plan(
             "--command",
             metavar="NAME",
         ),
+    ] = None,
+    theirs: Annotated[
+        str | None,
+        flag("aiconfigurator -- LINE: plan what its line asks.", "--from", metavar="PLANNER"),
     ] = None,
     verbose: Annotated[
         bool, flag("Also why other layouts are not chosen.", "--verbose", "-v")
@@ -363,4 +368,4 @@ command = typer.Typer(
     help="The cheapest layout that keeps an SLO, or the most that given devices do.",
     add_completion=False,
 )
-command.command()(plan)
+command.command(cls=PlanCommand)(plan)

@@ -23,6 +23,7 @@ from ..base.foreign import Undecodable, any_json
 from ..base.names import nearest
 from ..loader.catalog import CATALOG
 from ..loader.open import fetched
+from ..loader.progress import ProgressLine
 from ..programs import Inspection, ProgramLimits, inspected
 from ..programs.confined import ConfinedProgram
 from ..programs.drawn import random_nodes
@@ -30,7 +31,6 @@ from ..programs.files import read
 from ..programs.onnx import MOST_RANK, Port
 from .flags import argument, flag
 from .models import size
-from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _MADE = re.compile(r"(random|zeros)(?::(\d{1,9}(?:x\d{1,9})*))?")
@@ -146,7 +146,7 @@ def _path(name: str, cache_dir: Path | None) -> Path:
         there = f"it has: {', '.join(f'{entry}/{one}' for one in programs) or 'none'}"
         wrong = f"{entry} has no program {inner!r:.80}{nearest(inner, programs)}; {there}"
         raise InvalidRequest(wrong, param="file")
-    with DownloadBars(sys.stderr) as bars:
+    with ProgressLine(sys.stderr) as bars:
         return fetched(entry, cache_dir=cache_dir, progress=bars) / inner
 
 

@@ -19,9 +19,9 @@ from ..bench.live import show_result
 from ..bench.options import RunOptions
 from ..bench.report import html_report
 from ..engine.simulator.sim_replica import ReplicaSpec
+from ..obs.progress import StatusLine
 from .bench_flags import with_run_flags
 from .flags import argument, flag, with_flags
-from .progress import StatusLine
 from .simulate_engines import Engines, show_changes
 
 

@@ -12,17 +12,17 @@ from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
-from ..base.errors import HeadraceError, InvalidRequest, file_errors
+from ..base.errors import HeadraceError, InvalidRequest, PackageAbsent, file_errors
 from ..base.hardware import cpu
 from ..base.names import nearest
 from ..engine.hearing.opening import DEFAULT_MODEL, open_transcriber
+from ..loader.progress import ProgressLine
 from ..media import AudioLimits, Sound, decode
 from ..speech.captions import clock, srt, vtt
 from ..speech.decoding import MOST_BEAMS, DecodingOptions
 from ..speech.languages import code_of, language_names
 from ..speech.transcript import Segment, Transcriber, Transcript
 from .flags import argument, flag
-from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _MOST_BYTES = 2 << 30
@@ -68,7 +68,7 @@ def transcribe(
     one = files[0] if len(files) == 1 and not files[0].is_dir() else None
     sound = None if one is None else _sound(one)
     found = [] if one is not None else _listed(files)
-    with DownloadBars(sys.stderr) as bars:
+    with ProgressLine(sys.stderr) as bars:
         transcriber = open_transcriber(
             model,
             threads or cpu().physical_cores,
@@ -174,6 +174,8 @@ class _FileWriter:
                 reason = error.strerror or error
                 failed = InvalidRequest(f"{path} cannot be written: {reason}", param="file")
                 print(failed.message, file=sys.stderr)
+            except PackageAbsent:
+                raise  # The others lack it, too.
             except HeadraceError as error:
                 failed = error
                 print(f"{file}: {error.message}", file=sys.stderr)

@@ -110,7 +110,7 @@ class PanelShelf:
         gets the same bytes once they can be read again, by the end of `finish`."""
         if not self._packed:
             label = f"repacking {self._files.path.name} for this CPU, once"
-            self._progress.start(self._size(), label)
+            self._progress.start(self._size(), label, share=True)
             self._begin()
         self._progress.advance(data.nbytes)
         part = Part(name, kind, shape, data)

@@ -124,7 +124,8 @@ def route(
                 announce(f"endpoints are picked on port {picker.port}")
             name, taken = listener.getsockname()[:2]
             named = "".join(f" and {one.name}" for one in sources)
-            announce(f"ready: {len(replicas)} servers{named} by {policy} on http://{name}:{taken}")
+            count = f"{len(replicas)} server{'s' * (len(replicas) != 1)}"
+            announce(f"ready: {count}{named} by {policy} on http://{name}:{taken}")
             notify("READY=1")
             await server.serve(sockets=[listener])
             await asyncio.gather(*stops)

@@ -38,6 +38,9 @@ from ...roofline.routing import typical_skew
 from ...roofline.weights import WeightBytes, parse_format
 from ..loop.prediction import serving_types, stored_weights
 
+VARIANT = re.compile(r"-(instruct|chat|it|hf|fp8|bf16)\b.*")
+"""End of a repository's name that no name of an architecture has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Described:
@@ -65,7 +68,13 @@ def describe_model(name: str) -> Described:
         return Described(*known(name.lower()), "known architecture")
     hub = split_hub_name(name)
     if hub is not None and not path.exists() and name not in CATALOG:
-        return _of_hub(name, *hub)
+        try:
+            return _of_hub(name, *hub)
+        except DownloadError as error:
+            published = VARIANT.sub("", hub[0].rpartition("/")[2].lower())
+            if near := nearest(published, KNOWN):
+                raise DownloadError(f"{error.message}{near} (known without a file)") from None
+            raise
     if path.is_file() and path.suffix == ".gguf":
         return _of_gguf(path, name)
     try:
@@ -75,9 +84,10 @@ def describe_model(name: str) -> Described:
             return _of_config(path / "config.json")
         raise
     except ModelNotFound as error:
-        near = "" if "did you mean" in error.message else nearest(name.lower(), KNOWN)
+        near = nearest(name.lower(), [*KNOWN, *CATALOG])
         more = f"{near}; known without a file: {', '.join(KNOWN)}; or a config.json"
-        raise ModelNotFound(error.message + more, param="model") from None
+        said = error.message.partition("; did you mean")[0]
+        raise ModelNotFound(said + more, param="model") from None
     return Described(files.arch, stored_weights(files), "file", files)
 
 
