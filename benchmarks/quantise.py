@@ -4,10 +4,11 @@ Run: `python benchmarks/quantise.py DENSE.gguf --to q4_k [--tokens 32768] [--pee
 `--budget 90MB --budget 2ms …` in place of `--to`. DENSE is quantised on the built-in text (also
 without one by `--bare`), or to each budget; then results and each PEER are compared with it on the
 gate's windows, through the kernels that serve them, with the predicted time of a decode step.
-`--match` makes that of each PEER a budget. Peers of `peers/quantise_peer.py` read what `--imatrix
-FILE` or `windows.json` of `--made FOLDER` have; a second run with the same FOLDER compares them. A
-DENSE folder is what `headrace convert` makes of a GGUF. `--json FILE` adds the figures to FILE.
-`benchmarks/rotated_twin.py` makes a DENSE whose weights lie on no grid.
+`--match` makes that of each PEER a budget. `--llama libllama.so --imatrix FILE` has llama-quantize
+make a peer with our matrix and types (`peers/quantise_peer.py`). Other peers read `windows.json` of
+`--made FOLDER`; a second run with it compares them. A DENSE folder is what `headrace convert` makes
+of a GGUF. `--json FILE` adds the figures to FILE. `benchmarks/rotated_twin.py` makes a DENSE whose
+weights lie on no grid.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -36,6 +39,8 @@ from headrace.roofline.hardware_files import find_hardware
 from headrace.roofline.machine import calibration_path
 from headrace.roofline.step import step_time
 from headrace.text.load import load_tokenizer
+
+PEER = Path(__file__).parent / "peers" / "quantise_peer.py"
 
 
 def make(out: Path, asked: argparse.Namespace, text: str, budget: str | None) -> dict[str, Any]:
@@ -65,8 +70,8 @@ def main() -> None:
     parser.add_argument("--peer", type=Path, action="append", default=[])
     parser.add_argument("--match", action="store_true", help="Budgets: the peers' decode times.")
     parser.add_argument("--bare", action="store_true", help="Also quantise without a text.")
-    parser.add_argument("--imatrix", type=Path)
-    parser.add_argument("--json", type=Path)
+    for name in ("--imatrix", "--json", "--llama"):
+        parser.add_argument(name, type=Path)
     parser.add_argument("--made", type=Path, help="Folder to keep results in, and to find them.")
     asked = parser.parse_args()
     original = open_model(str(asked.dense))
@@ -87,6 +92,12 @@ def main() -> None:
         for kind, budget in recipes or [*[(NO_TEXT, None)] * asked.bare, (BUILT_IN, None)]:
             out = folder / f"{budget or asked.to}-{kind}{ending}"
             files.append((out, {} if out.exists() else make(out, asked, kind, budget)))
+        if asked.llama:
+            peer = folder / f"llama-{files[-1][0].name}"
+            words = (asked.dense, asked.imatrix, peer, asked.llama, asked.to.upper(), "--like")
+            command = [sys.executable, PEER, *words, files[-1][0]]
+            said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            files.append((peer, json.loads(said.splitlines()[-1])))
         rows = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else []
         for path, took in [*files, *((one, {}) for one in asked.peer)]:
             rows.append({"file": path.name, **took, **figures(original, path, text)})

@@ -2,7 +2,7 @@
 
 Run in an environment of its own: `python quantise_peer.py MODEL WINDOWS.json OUT gptq|autoround
 W4A16|W8A8 [--group 64] [--iters N]`, or `python quantise_peer.py DENSE.gguf IMATRIX.gguf OUT.gguf
-libllama.so Q4_K_M [--like OURS.gguf]` with llama.cpp's library, which the npm package
+libllama.so Q4_K [--like OURS.gguf]` with llama.cpp's library, which the npm package
 `@node-llama-cpp/linux-x64` has: its recipe, or OURS' type for each matrix. Two threads; prints CPU
 seconds and peak memory as JSON.
 """
@@ -15,8 +15,8 @@ import resource
 import time
 from pathlib import Path
 
-KEYS = {"Q4_0": 2, "Q8_0": 7, "Q5_0": 8, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25}
-"""Numbers of ggml's `general.file_type`."""
+KEYS = {"Q4_0": 2, "Q8_0": 7, "Q5_0": 8, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18, "IQ4_NL": 25}
+"""Numbers of ggml's `general.file_type`; of K types their mixes (`_M`)."""
 
 
 def fields(name, *pairs):
