@@ -43,7 +43,7 @@ def llama(asked, *_):
     parts = {one.name: one.data for one in gguf.GGUFReader(asked.windows).tensors}
     names = [name.removesuffix(".counts") for name in parts if name.endswith(".counts")]
     means = [
-        np.ravel(parts[f"{name}.in_sum2"] / parts[f"{name}.counts"].reshape(-1, 1))
+        np.ravel(parts[f"{name}.in_sum2"] / np.maximum(parts[f"{name}.counts"].reshape(-1, 1), 1))
         for name in names
     ]
     pairs = zip(names, means, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,13 @@ def test_a_text_that_is_none_is_refused(
     path.write_bytes(content)
     with pytest.raises(InvalidRequest, match=why):
         sample(read_text(path), open_model(str(dense)))
+
+
+def test_a_pipe_is_no_text(tmp_path: Path) -> None:
+    """Nobody writes to it: to open it would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidRequest, match="must be a file"):
+        read_text(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("line", ["[", "{}", '{"messages": 3}', '{"text": 1}', "7"])
