@@ -119,7 +119,8 @@ def figures(original: Any, path: Path, text: list[Any]) -> dict[str, Any]:
     found = compare(original, open_model(str(path)), text).said()
     files = [path] if path.is_file() else path.glob("*.safetensors")
     size = sum(one.stat().st_size for one in files)
-    return {"bytes": size, "decode_ms": step_of(path), **found}
+    step = {"decode_ms": step_of(path)} if calibration_path().is_file() else {}
+    return {"bytes": size, **step, **found}
 
 
 if __name__ == "__main__":
