@@ -222,20 +222,11 @@ def run_once(asked: dict[str, Any], cache: int, folder: Path) -> tuple[list[Part
         )
     dumps, facts = folder / "dumps", folder / "facts.json"
     command = [
-        valgrind,
-        "--tool=callgrind",
-        "-q",
-        "--instr-atstart=no",
-        "--combine-dumps=yes",
-        "--cache-sim=yes",
-        "--I1=32768,8,64",
-        "--D1=32768,8,64",
-        f"--LL={cache << 20},16,64",
-        f"--callgrind-out-file={dumps}",
-        sys.executable,
-        str(Path(__file__).with_name("counted.py")),
-        json.dumps({**asked, "facts": str(facts)}),
-    ]
+        valgrind, "--tool=callgrind", "-q", "--instr-atstart=no", "--combine-dumps=yes",
+        "--cache-sim=yes", "--I1=32768,8,64", "--D1=32768,8,64", f"--LL={cache << 20},16,64",
+        f"--callgrind-out-file={dumps}", sys.executable,
+        str(Path(__file__).with_name("counted.py")), json.dumps({**asked, "facts": str(facts)}),
+    ]  # fmt: skip
     # The same hashes in each run: dictionaries of the interpreter count too.
     environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)

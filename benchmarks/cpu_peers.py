@@ -296,22 +296,9 @@ class Llama:
     def start(self) -> float:
         port = 18_000 + random.randrange(1_000)
         command = [
-            str(self.folder / "llama-server"),
-            "-m",
-            str(self.model),
-            "-t",
-            str(THREADS),
-            "-tb",
-            str(THREADS),
-            "-np",
-            "1",
-            "-c",
-            "4096",
-            "-fa",
-            "on",
-            "--port",
-            str(port),
-        ]
+            str(self.folder / "llama-server"), "-m", str(self.model), "-t", str(THREADS), "-tb",
+            str(THREADS), "-np", "1", "-c", "4096", "-fa", "on", "--port", str(port),
+        ]  # fmt: skip
         body = json.dumps({"prompt": ids(16), "n_predict": 1}).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/completion", body, {"Content-Type": "application/json"}
@@ -336,20 +323,9 @@ class Llama:
         short, long = self.sizes.prefill
         values = start(self.start)
         text, _ = self._run(
-            "llama-bench",
-            "-p",
-            "0",
-            "-n",
-            str(self.sizes.output),
-            "-d",
-            "16",
-            "-fa",
-            "1",
-            "-r",
-            "3",
-            "-o",
-            "json",
-        )
+            "llama-bench", "-p", "0", "-n", str(self.sizes.output), "-d", "16", "-fa", "1", "-r",
+            "3", "-o", "json",
+        )  # fmt: skip
         values["decode"] = json.loads(text)[0]["avg_ts"]
         # The first length is the warm-up.
         lengths = f"32,{short},{long}"
@@ -359,22 +335,9 @@ class Llama:
         level = LEVELS[-1 - round_ % len(LEVELS)]
         each = str(self.sizes.concurrent)
         text, peak = self._run(
-            "llama-batched-bench",
-            "-tb",
-            str(THREADS),
-            "-c",
-            str(level * 2 * int(each)),
-            "-fa",
-            "on",
-            "-npp",
-            each,
-            "-ntg",
-            each,
-            "-npl",
-            str(level),
-            "--output-format",
-            "jsonl",
-        )
+            "llama-batched-bench", "-tb", str(THREADS), "-c", str(level * 2 * int(each)), "-fa",
+            "on", "-npp", each, "-ntg", each, "-npl", str(level), "--output-format", "jsonl",
+        )  # fmt: skip
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
         values[f"concurrent{level}"] = level * int(each) / lines[-1]["t"]
         if level == LEVELS[-1]:

@@ -18,13 +18,7 @@ from headrace.base.modelfiles import ModelFiles
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
-from headrace.base.step import (
-    Admission,
-    BlockWrite,
-    PoolShape,
-    StepPlan,
-    StepResult,
-)
+from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan, StepResult
 from headrace.kv import KvManager
 from headrace.models.registry import describe
 from headrace.sched import Limits, Scheduler

@@ -96,9 +96,10 @@ def _say(console: Console, out: Path, report: dict[str, Any]) -> None:
         f"{out}: {report['matrices']} matrices as {kinds}, {report['bytes'] / 1e6:,.1f} MB, "
         f"{report['bytes'] / report['was']:.0%} of the model"
     )
-    for what in ("without_text", "few_rows"):
+    for what in ("dense", "without_text", "few_rows"):
         if names := report.get(what):
             rule = {
+                "dense": "stay dense: their rows are not whole blocks",
                 "without_text": "no text reached them; rounded by the weights' own error",
                 "few_rows": "few tokens reached them; rounded on their mixture's inputs",
             }[what]

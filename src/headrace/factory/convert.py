@@ -166,7 +166,7 @@ class Converting:
                     one.data()
                     self._progress.advance(int(np.prod(one.shape)))
                 return self._report({}, None)
-            check_space(self.out.absolute(), sum(one.size for one in self.moves))
+            check_space(self.out.absolute(), sum(one.size for one in self.moves), "out")
             work.mkdir()  # Outside: what another has made there is not ours to remove.
             try:
                 return self._published(work)

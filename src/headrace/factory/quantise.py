@@ -64,6 +64,8 @@ class Quantised:
     tensors: list[dict[str, Any]]
     """Report of each tensor: its type, the rows of text that its input had, its relative error on
     the text."""
+    dense: Sequence[str] = ()
+    """Matrices that stay dense: their rows are not whole blocks."""
 
     def figures(self) -> dict[str, Any]:
         """Return a summary as plain JSON."""
@@ -73,6 +75,7 @@ class Quantised:
             "kinds": sorted({one["kind"] for one in self.tensors}),
             "matrices": len(self.tensors),
         }
+        said |= {"dense": [*self.dense]} if self.dense else {}
         if reached:
             unseen = [one["tensor"] for one in self.tensors if not one["rows"]]
             said |= {"calibrated": len(reached), "without_text": unseen}
@@ -145,6 +148,7 @@ def _gguf(
     files = {name: GgufFile(path) for name, path in weights.items()}
     if isinstance(chosen, tuple) and len(files) == 1:
         files = dict.fromkeys(files, gguf_of(chosen[0]))  # One mapping, whose pages are given back.
+    dense = [name for file in files.values() for name in to_gguf.unfit(file)]
     made = {name: to_gguf.tensors(file, arch, to, mix) for name, file in files.items()}
     targets = [one for some in made.values() for one in some]
     tensors = _rounded(targets, chosen, folder, progress)
@@ -155,7 +159,7 @@ def _gguf(
             to_gguf.write_gguf(file, out, to, made[name], data_of)
 
         write(_named(name, to), body)
-    return Quantised({name: _named(name, to) for name in files}, True, tensors)
+    return Quantised({name: _named(name, to) for name in files}, True, tensors, dense)
 
 
 def _compressed(

@@ -221,7 +221,9 @@ class Shrinking:
         report."""
         total = sum(one.size for one in self._source.files)
         work = self.out.with_name(f"{self.out.name}.work")
-        check_space(self.out.absolute(), 2 * total)
+        with file_errors(OptionError, f"{self.out.parent} cannot be written", "out"):
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+        check_space(self.out.absolute(), 2 * total, "out")
         model = digest_of(canonical(self._source.parameters()["files"]))
         wish = self.wish
         about = {"model": model, **recipe_of(wish.to, self.text, wish.tokens, wish.budget)}
@@ -332,8 +334,9 @@ class Shrinking:
     def _publish(self, staged: Path, report: dict[str, Any]) -> None:
         only = list(staged.iterdir())
         single = len(only) == 1 and only[0].suffix == ".gguf"
-        os.replace(only[0] if single else staged, self.out)
-        write_report(self.out, report)
+        write_report(self.out, report)  # First: no result without one.
+        with file_errors(OptionError, f"{self.out} cannot be written", "out"):
+            os.replace(only[0] if single else staged, self.out)
 
 
 def _free(imatrix: Path) -> None:
@@ -350,10 +353,12 @@ def _copied(path: Path, out: BinaryIO) -> None:
 
 
 def write_report(out: Path, report: dict[str, Any]) -> tuple[Path, Path]:
-    """Write the report next to the result as JSON and as a page; return both paths."""
+    """Write the report next to the result as JSON and as a page; return both paths. Raises
+    `OptionError`."""
     paths = out.with_name(f"{out.name}.report.json"), out.with_name(f"{out.name}.report.html")
-    paths[0].write_text(json.dumps(report, indent=1) + "\n")
-    paths[1].write_text(report_page(report))
+    with file_errors(OptionError, f"the report {paths[0]} cannot be written", "out"):
+        paths[0].write_text(json.dumps(report, indent=1) + "\n")
+        paths[1].write_text(report_page(report))
     return paths
 
 

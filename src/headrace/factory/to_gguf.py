@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.arch import ModelArch
+from ..base.errors import UnsupportedModel
 from ..kernels.arrays import floats
 from ..kernels.cpu.encode import BLOCKS, encoder
 from ..loader import sealed
@@ -239,6 +240,21 @@ def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
     """Return whether a tensor is a matrix that can be quantised."""
     matrix = len(shape) >= 2 and name.endswith(".weight") and "norm" not in name
     return matrix and not ROUTER.search(name)
+
+
+def unfit(file: GgufFile) -> list[str]:
+    """List the dense matrices that stay: their rows are not whole blocks of any target. Raises
+    `UnsupportedModel` if that is all there is."""
+    matrices = [one for one in file.tensors.values() if is_matrix(one.name, one.shape)]
+    dense = [one for one in matrices if one.type.name in DENSE]
+    found = [one for one in dense if one.shape[-1] % BY_NAME["Q8_0"].block]
+    if found and len(found) == len(matrices):
+        raise UnsupportedModel(
+            f"no row of the model is whole blocks of {BY_NAME['Q8_0'].block} weights: "
+            f"{found[0].name} has rows of {found[0].shape[-1]}",
+            param="to",
+        )
+    return [one.name for one in found]
 
 
 def kind_of(name: str, shape: tuple[int, ...], was: GgmlType, wished: tuple[str, str]) -> GgmlType:
