@@ -44,6 +44,12 @@ NAMES = {
     "memory_beside_mib": "{} MiB beside",
     "memory_mib": "{} MiB",
     "hold_seconds": "the event loop held for {} s",
+    "wrong_after_the_test": "{} wrong answers after the test",
+    "seen_seconds": "lost after {} s",
+    "jumps_unseen": "{} jumps and losses untold",
+    "age_seconds": "age at most {} s",
+    "unseen": "{} bits turned unseen",
+    "unnamed": "{} misses without their cause",
 }
 
 

@@ -190,15 +190,12 @@ class ProgramEngine:
     def _ended(self, run: ProgramRun, outcome: str, waited: float, seconds: float) -> None:
         if run.owner == SELF_TEST:
             return
-        name, metrics = run.program.name, self.metrics
         if run.program.guard is not None:
             run.program.guard.note(run, outcome)
-        metrics.runs.labels(name, outcome).inc()
-        metrics.waited.labels(name).observe(waited)
-        if seconds:
-            metrics.ran.labels(name).observe(seconds)
+        slack = None
         if outcome == "run" and run.deadline < math.inf:
-            metrics.slack.labels(name).observe(max(0.0, run.deadline - self._loop.time()))
+            slack = max(0.0, run.deadline - self._loop.time())
+        self.metrics.ended(run.program.name, outcome, waited, seconds, slack)
 
     def _job_ended(self, name: str, outcome: str, seconds: float) -> None:
         self.metrics.jobs.labels(name, outcome).inc()
@@ -336,7 +333,7 @@ class ProgramEngine:
     def _drop(self, stream: OpenStream) -> None:
         del self.streams[stream.id]
         self._shares.give(stream.owner, 1)
-        self.executor.dismiss(stream.admitted)
+        self.executor.dismiss(stream.admitted, stream.program)
 
     def expire(self) -> None:
         """End streams whose senders are silent, and come back when the next one may be."""

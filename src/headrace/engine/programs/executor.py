@@ -301,8 +301,9 @@ class ProgramExecutor:
     def _answered(self, program: ServedProgram, lane: int) -> None:
         """Handle the end of a run, or of a process."""
         busy = self._busy[lane]
-        try:
-            result: Result | HeadraceError = program.confined.finish(lane)
+        streamed = busy is not None and busy.run.lane is not None
+        try:  # The next frame of a stream finds its memory there.
+            result: Result | HeadraceError = program.confined.finish(lane, keep=streamed)
         except EngineDead:
             self._lost(program)
             return
@@ -470,9 +471,12 @@ class ProgramExecutor:
                 raise
         return admitted
 
-    def dismiss(self, admitted: AdmittedStream) -> None:
-        """End a stream."""
+    def dismiss(self, admitted: AdmittedStream, program: ServedProgram) -> None:
+        """End a stream of a program's runs, and give back the memory that they kept."""
         self.lanes.leave(admitted)
+        busy = self._busy[admitted.lane]
+        if program.ready and (busy is None or busy.run.program is not program):
+            program.confined.relieve(admitted.lane)
         self._next()
 
     async def close(self) -> None:

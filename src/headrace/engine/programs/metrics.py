@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -41,6 +41,8 @@ class ProgramMetrics(Collector):
             "From the end of a run that was in time to its deadline.",
             ["model_name"],
         )
+        self._of = [cache(one.labels) for one in (self.runs, self.waited, self.ran, self.slack)]
+        """Their instruments by labels, without the library's look-up."""
         self.jobs = counter(
             "headrace_program_jobs",
             "Jobs by how they ended: done, left, or the code of an error.",
@@ -68,6 +70,18 @@ class ProgramMetrics(Collector):
             ["model_name", "kind", "outcome"],
         )
         self.registry.register(self)
+
+    def ended(
+        self, name: str, outcome: str, waited: float, seconds: float, slack: float | None
+    ) -> None:
+        """Count a run's end: it waited and ran, and was in time by `slack`."""
+        runs, waits, ran, slacks = self._of
+        runs(name, outcome).inc()
+        waits(name).observe(waited)
+        if seconds:
+            ran(name).observe(seconds)
+        if slack is not None:
+            slacks(name).observe(slack)
 
     def guarded(self, name: str, kind: str, outcome: str) -> None:
         """Count a test or a scrub of a program."""
