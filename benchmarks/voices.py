@@ -56,7 +56,6 @@ TEN_SECONDS = (
     "noon, and the children on the bank wave to every one of them. In the evening it is quiet."
 )
 """A text of ten seconds."""
-NAMES = ("joe", "kokoro")
 _READ = (
     "import sys, pyopenjtalk\nfor row in sys.stdin: print(pyopenjtalk.g2p(row.strip(), kana=True))"
 )
@@ -147,7 +146,7 @@ async def main() -> None:
     given.add_argument("--json", type=Path, default=RESULTS)
     asked = given.parse_args()
     limits = ProgramLimits(seconds=600.0, load_seconds=600.0)
-    engine = await ProgramEngine.start(program_files(NAMES), limits, lanes=1)
+    engine = await ProgramEngine.start(program_files(("joe", "kokoro")), limits, lanes=1)
     found: dict[str, Any] = json.loads(asked.json.read_text()) if asked.json.is_file() else {}
     joe, kokoro = (ProgramSpeaker(engine, engine.find(one), beside) for one in ("joe", "kokoro"))
     try:
