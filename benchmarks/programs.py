@@ -10,11 +10,10 @@
             it takes alone on one thread; of the ratios of a round's work the median is told
   streams   a server of the default model and programs: eight chats without a pause, streams of 33
             and 100 ms as they are admitted beside them, and then more streams until one is refused
-  memory    resident memory of the engine's process and the program's over --requests runs, and
-            by how much it changes after the first quarter
+  memory    growth of both processes after the first quarter of --requests runs
 
-Without a name all but `memory` run. The clock of a busy machine says nothing: the load average is
-written down. Parts that are not run keep their figures in the file.
+Without a name all but `memory` run; the others keep their figures in the file. The clock of a busy
+machine says nothing: the load average is written down.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ import httpx
 import numpy as np
 import onnxruntime
 import psutil
+import uvloop
 from several_models import CHATS, Clock, serving, stream, summed
 
 from headrace.engine.programs.engine import ProgramEngine, ProgramLimits
@@ -229,14 +229,14 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args()
-    found: dict[str, Any] = {}
-    if given.json and given.json.is_file():
-        found = json.loads(given.json.read_text())
+    there = given.json and given.json.is_file()
+    found: dict[str, Any] = json.loads(given.json.read_text()) if there else {}
+    looped = asyncio.Runner(loop_factory=uvloop.new_event_loop)  # As the server has it.
     works: dict[str, Callable[[], Any]] = {
-        "overhead": lambda: asyncio.run(overhead(given.frames)),
-        "four": lambda: asyncio.run(four(given.seconds, given.rounds)),
+        "overhead": lambda: looped.run(overhead(given.frames)),
+        "four": lambda: looped.run(four(given.seconds, given.rounds)),
         "streams": lambda: streams(given.seconds),
-        "memory": lambda: asyncio.run(memory(given.requests)),
+        "memory": lambda: looped.run(memory(given.requests)),
     }
     for part in given.parts:
         load = round(os.getloadavg()[0], 1)
