@@ -147,7 +147,11 @@ REQUIREMENTS = (
             f"{ENGINE}::test_a_process_that_dies_is_replaced_and_its_run_repeated",
             f"{ENGINE}::test_a_process_that_does_not_start_again_is_told_and_tried_again",
         ),
-        faults=("kill: the process of", "stop: the process of", "fill: temporary folder full, the"),
+        faults=(
+            "kill: the process of",
+            "stop: the process of",
+            "fill: temporary folder full, the process",
+        ),
     ),
     Requirement(
         "guarded",
