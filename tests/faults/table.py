@@ -21,6 +21,7 @@ import platform
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -90,12 +91,14 @@ def as_table(done: list[Row], fuzzed: list[dict[str, Any]]) -> str:
         counts = (row.sent, row.answered, row.refused, row.hung, row.lost)
         cells = (f"{row.kind}: {row.fault}", *(f"{count:,}" for count in counts), "; ".join(facts))
         lines.append(f"| {' | '.join(cells)} |")
-    for one in fuzzed:
-        ends = one["ends"]
-        lost = ends.get("untyped", 0) + ends.get("lost", 0)
-        counts = (one["sent"], ends.get("read", 0), ends.get("refused", 0))
-        counts = (*counts, ends.get("hung", 0), lost)
-        cells = (f"mutate: {one['kind']}", *(f"{count:,}" for count in counts), "")
+    if fuzzed:
+        ends = Counter[str]()
+        for one in fuzzed:
+            ends.update({"sent": one["sent"], **one["ends"]})
+        ends["lost"] += ends["untyped"]
+        counts = (ends[name] for name in ("sent", "read", "refused", "hung", "lost"))
+        kinds = ", ".join(one["kind"] for one in fuzzed)
+        cells = (f"mutate: {kinds}", *(f"{count:,}" for count in counts), "")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
