@@ -41,8 +41,9 @@ class ProgramMetrics(Collector):
             "From the end of a run that was in time to its deadline.",
             ["model_name"],
         )
-        self._of = [cache(one.labels) for one in (self.runs, self.waited, self.ran, self.slack)]
-        """Their instruments by labels, without the library's look-up."""
+        # Their instruments by labels, without the library's look-up.
+        self._runs_of, self._waited_of = cache(self.runs.labels), cache(self.waited.labels)
+        self._ran_of, self._slack_of = cache(self.ran.labels), cache(self.slack.labels)
         self.jobs = counter(
             "headrace_program_jobs",
             "Jobs by how they ended: done, left, or the code of an error.",
@@ -75,13 +76,12 @@ class ProgramMetrics(Collector):
         self, name: str, outcome: str, waited: float, seconds: float, slack: float | None
     ) -> None:
         """Count a run's end: it waited and ran, and was in time by `slack`."""
-        runs, waits, ran, slacks = self._of
-        runs(name, outcome).inc()
-        waits(name).observe(waited)
+        self._runs_of(name, outcome).inc()
+        self._waited_of(name).observe(waited)
         if seconds:
-            ran(name).observe(seconds)
+            self._ran_of(name).observe(seconds)
         if slack is not None:
-            slacks(name).observe(slack)
+            self._slack_of(name).observe(slack)
 
     def guarded(self, name: str, kind: str, outcome: str) -> None:
         """Count a test or a scrub of a program."""
