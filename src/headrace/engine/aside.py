@@ -97,6 +97,7 @@ def _group(pid: int, nice: int) -> None:
 
 
 def may_return_to(nice: int) -> bool:
+    """Tell whether this process may have this nice value after a higher one."""
     if resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20 - nice:
         return True
     lines = Path("/proc/self/status").read_text().splitlines()
