@@ -12,7 +12,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -165,9 +165,10 @@ async def slower_clock(folder: Path) -> Row:
         outcomes = []
         for _ in range(40):
             outcomes += await ask(server, stream=stream)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.12)  # An early frame is batch, which a degraded program refuses.
         slowing.cancel()
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
         row.count(outcomes)
         async with http() as client:
             text = (await client.get(f"{server.url}/metrics")).text
@@ -211,7 +212,7 @@ async def camera(server: Running) -> AsyncIterator[Camera]:
     import websockets
 
     url = server.url.replace("http", "ws") + "/v1/cameras"
-    asked = {"camera": "front", "model": "mean", "period": 0.1, "format": "tensor"}
+    asked = {"camera": "front", "model": "mean", "period": 1.0, "format": "tensor"}
     async with websockets.connect(url) as socket:
         await socket.send(json.dumps({"type": "camera.open", **asked, "lost_after": 0.3}))
         own = Camera(socket)
@@ -232,7 +233,7 @@ async def lost_camera(folder: Path) -> Row:
                 ages += [await own.answered(start + number / 10) for number in range(5)]
             row.count([ANSWERED] * len(ages))
             counts = json.loads(own.texts[-1])["counts"]
-        row.facts["jumps_unseen"] = abs(2 - counts["clock_jumps"]) + abs(1 - counts["lost"])
+        row.facts["jumps_unseen"] = abs(2 - counts["clock_jumps"]) + (counts["lost"] < 1)
         row.facts["age_seconds"] = round(max(ages), 3)
         return await until_answered(server, row)
 
