@@ -47,7 +47,7 @@ SIZES = {DET: (1, 3, 160, 160), REC: (1, 3, 48, 160), CLS: (1, 3, 48, 192)}
 FEEDS = {name: {"x": DRAW.standard_normal(size, np.float32)} for name, size in SIZES.items()}
 FRAME = {"input": DRAW.standard_normal((1, 576), np.float32), "sr": np.array(16_000)}
 FEEDS[SILERO] = {**FRAME, "state": np.zeros((2, 1, 128), np.float32)}
-FILES = program_files(["vad-silero", "ocr-pp-v4"])
+NAMES = SILERO, "ocr-pp-v4"
 LIMITS = ProgramLimits(seconds=600.0, load_seconds=600.0)
 STREAMS = ((CLS, 0.033), (DET, 0.1))
 """Program and period of each stream."""
@@ -60,11 +60,12 @@ def session(name: str, *, tuned: bool) -> Any:
     if tuned:
         options.intra_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(FILES[name], options, providers=["CPUExecutionProvider"])
+    file = program_files(NAMES)[name]
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
 async def overhead(frames: int) -> dict[str, Any]:
-    engine = await ProgramEngine.start({SILERO: FILES[SILERO]}, LIMITS, lanes=1)
+    engine = await ProgramEngine.start(program_files([SILERO]), LIMITS, lanes=1)
     bare = session(SILERO, tuned=True)
     program, ours, theirs = engine.find(SILERO), [], []
     for _ in range(frames):
@@ -113,7 +114,7 @@ async def by_engine(engine: ProgramEngine, seconds: float) -> tuple[Counter[str]
 
 
 async def four(seconds: float, rounds: int) -> dict[str, Any]:
-    alone, engine = {}, await ProgramEngine.start(FILES, LIMITS)
+    alone, engine = {}, await ProgramEngine.start(program_files(NAMES), LIMITS)
     for name in FEEDS:
         bare, times = session(name, tuned=True), []
         for _ in range(30):
@@ -201,7 +202,7 @@ def streams(seconds: float) -> dict[str, Any]:
 
 async def memory(requests: int) -> dict[str, Any]:
     """Eight callers at a time; sizes are in MiB after each twentieth of the runs."""
-    engine = await ProgramEngine.start({SILERO: FILES[SILERO]}, LIMITS)
+    engine = await ProgramEngine.start(program_files([SILERO]), LIMITS)
     program, left = engine.find(SILERO), iter(range(requests))
     watched = {"engine": psutil.Process(), "program": psutil.Process(program.confined.pid)}
     sizes: dict[str, list[float]] = {name: [] for name in watched}
@@ -227,10 +228,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--frames", type=int, default=5000)
     parser.add_argument("--requests", type=int, default=1_000_000)
-    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--json", type=Path, default=Path(os.devnull), help="for the figures")
     given = parser.parse_args()
-    there = given.json and given.json.is_file()
-    found: dict[str, Any] = json.loads(given.json.read_text()) if there else {}
+    found: dict[str, Any] = json.loads(given.json.read_text()) if given.json.is_file() else {}
     looped = asyncio.Runner(loop_factory=uvloop.new_event_loop)  # As the server has it.
     works: dict[str, Callable[[], Any]] = {
         "overhead": lambda: looped.run(overhead(given.frames)),
@@ -242,8 +242,7 @@ def main() -> None:
         load = round(os.getloadavg()[0], 1)
         found[part] = {"cores": os.cpu_count(), "load_average": load, **works[part]()}
         print(part, json.dumps(found[part], indent=1), flush=True)
-        if given.json:
-            given.json.write_text(json.dumps(found, indent=1) + "\n")
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
