@@ -179,22 +179,9 @@ class Bench:
     def _alone(self, name: str, limit: float) -> None:
         out = self.folder / f"{name.replace(' ', '_')}.json"
         ceilings = self.folder / "ceilings.json"
-        code, tail = launch(
-            [
-                str(HERE / "gpu_parts.py"),
-                name,
-                "--size",
-                self.size,
-                "--out",
-                str(out),
-                "--seconds",
-                str(limit - 3),
-                "--ceilings",
-                str(ceilings),
-            ],
-            limit,
-            over=self._over,
-        )
+        asked = [str(HERE / "gpu_parts.py"), name, "--size", self.size, "--out", str(out)]
+        asked += ["--seconds", str(limit - 3), "--ceilings", str(ceilings)]
+        code, tail = launch(asked, limit, over=self._over)
         # What a part had found when it ended is in its file.
         found = json.loads(out.read_text()) if out.exists() else {}
         self.record["parts"][name] = found

@@ -174,16 +174,8 @@ def run_load(
     """
     kv = KvManager(worker._pool, prefix_cache=False)
     rows = min(setup.rows, max(1, (blocks - 1) * BLOCK // (prompt + output + BLOCK)))
-    scheduler = Scheduler(
-        Limits(
-            rows=rows,
-            step_tokens=setup.step_tokens,
-            max_context=setup.max_context,
-            max_waiting=1 << 20,
-            depth=depth,
-        ),
-        kv,
-    )
+    sizes = {"step_tokens": setup.step_tokens, "max_context": setup.max_context}
+    scheduler = Scheduler(Limits(rows=rows, **sizes, max_waiting=1 << 20, depth=depth), kv)
     added = 0
 
     def add() -> None:

@@ -158,15 +158,21 @@ def weights() -> str:
 
 
 def platforms() -> str:
+    """Processors and GPUs, and what shows that they serve."""
     emulated = keys(LEVELS, "EMULATED")
     rows = []
     for processor, levels in LEVELS_OF.items():
-        here = "where the machine has it" if processor == "x86_64" else ""
-        rows += [
-            [processor, f"`{level}`", "in an emulator" if level in emulated else here]
-            for level in levels
-        ]
-    return table(["processor", "level", "the same bits of every operator"], rows)
+        here = "run where the machine has it" if processor == "x86_64" else ""
+        proof = "run in an emulator" if {*levels} <= {*emulated} else here
+        rows.append([processor, ", ".join(f"`{level}`" for level in levels), proof])
+    names = ast.literal_eval(constant(COMPILED, "ARCHITECTURES"))
+    rows.append(["NVIDIA", ", ".join(f"`{name}`" for name in names), "`make gpu-compile`"])
+    embedded = ast.literal_eval(constant(TRITON / "test_embedded.py", "EMBEDDED"))
+    rows += [
+        [devices, f"`{name}`", f"compiled as `{row}`; fake driver"]
+        for name, (devices, row, _) in embedded.items()
+    ]
+    return table(["platform", "level", "proof"], rows)
 
 
 def compiled() -> str:
@@ -227,7 +233,6 @@ def commands() -> str:
 
 def written() -> str:
     """The whole page."""
-    architectures = ast.literal_eval(constant(COMPILED, "ARCHITECTURES"))
     lossy = ast.literal_eval(constant(PROVEN, "LOSSY"))
     bounds = " and ".join(f"{most} ({kind})" for kind, most in lossy.items())
     return "\n\n".join(
@@ -257,10 +262,10 @@ def written() -> str:
             "Experts in MXFP4: `tests/loader/test_mxfp4_answers.py`.",
             weights(),
             "## Platforms",
-            "Levels of the CPU kernels (`tests/kernels_cpu/test_levels_and_machines.py`):",
+            "Each level of a CPU gives the same bits (`test_levels_and_machines.py`); embedded "
+            "GPUs: `test_embedded.py`, `test_gpus.py`.",
             platforms(),
-            f"Triton's kernels compiled for {', '.join(architectures)} (`make gpu-compile`), of "
-            "the steps of:",
+            "Compiled are steps of:",
             compiled(),
             "## Choices of an engine",
             choices(),

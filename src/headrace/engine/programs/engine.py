@@ -32,6 +32,7 @@ from ...programs.onnx import Port
 from ...programs.rows import MOST_RANK, MOST_SIZE, Array, Feed, fitting
 from ...sched.deadlines import BATCH, INTERACTIVE, REALTIME, AdmittedStream, PeriodicStream
 from ...speech.program_voices import open_program_voice
+from ..aside import put_forward
 from ..clients.face import Health
 from ..clients.speaking import SpeakingMetrics
 from .executor import SELF_TEST, ProgramExecutor, ProgramRun, ServedProgram
@@ -190,15 +191,12 @@ class ProgramEngine:
     def _ended(self, run: ProgramRun, outcome: str, waited: float, seconds: float) -> None:
         if run.owner == SELF_TEST:
             return
-        name, metrics = run.program.name, self.metrics
         if run.program.guard is not None:
             run.program.guard.note(run, outcome)
-        metrics.runs.labels(name, outcome).inc()
-        metrics.waited.labels(name).observe(waited)
-        if seconds:
-            metrics.ran.labels(name).observe(seconds)
+        slack = None
         if outcome == "run" and run.deadline < math.inf:
-            metrics.slack.labels(name).observe(max(0.0, run.deadline - self._loop.time()))
+            slack = max(0.0, run.deadline - self._loop.time())
+        self.metrics.ended(run.program.name, outcome, waited, seconds, slack)
 
     def _job_ended(self, name: str, outcome: str, seconds: float) -> None:
         self.metrics.jobs.labels(name, outcome).inc()
@@ -316,6 +314,7 @@ class ProgramEngine:
             raise
         made = OpenStream(secrets.token_hex(8), owner, program, admitted, key, self._loop.time())
         self.streams[made.id] = made
+        self._put_forward(program)
         self.expire()
         return made
 
@@ -336,7 +335,15 @@ class ProgramEngine:
     def _drop(self, stream: OpenStream) -> None:
         del self.streams[stream.id]
         self._shares.give(stream.owner, 1)
-        self.executor.dismiss(stream.admitted)
+        self.executor.dismiss(stream.admitted, stream.program)
+        self._put_forward(stream.program)
+
+    def _put_forward(self, program: ServedProgram) -> None:
+        """Let text on the same cores come after a program while it has streams, if we may."""
+        had = program.forward
+        program.forward = any(one.program is program for one in self.streams.values())
+        if had != program.forward:
+            put_forward(program.confined.pid, program.forward)
 
     def expire(self) -> None:
         """End the streams of silent senders, and schedule the next check."""

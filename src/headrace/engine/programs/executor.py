@@ -39,6 +39,7 @@ from ...sched.deadlines import (
     TimedWork,
 )
 from ...speech.program_voices import ProgramVoice
+from ..aside import put_forward
 from .prices import RunPrices
 
 log = logging.getLogger("headrace.programs")
@@ -72,6 +73,8 @@ class ServedProgram:
         """Ends of its process since its last run."""
         self.restarts = 0
         self.restarting: asyncio.Task[None] | None = None
+        self.forward = False
+        """Whether text on the same cores comes after its runs: it has streams."""
         self.guard: Any = None
         """`ProgramGuard`, which imports this module; None: it is not guarded yet."""
 
@@ -159,6 +162,7 @@ class ProgramExecutor:
         for lane in range(self.lanes.count):
             answers = program.confined.answers(lane)
             self._loop.add_reader(answers, self._answered, program, lane)
+        put_forward(program.confined.pid, program.forward)
         program.ready = True
 
     # Runs
@@ -300,8 +304,9 @@ class ProgramExecutor:
     def _answered(self, program: ServedProgram, lane: int) -> None:
         """Handle the end of a run or of a process."""
         busy = self._busy[lane]
-        try:
-            result: Result | HeadraceError = program.confined.finish(lane)
+        streamed = busy is not None and busy.run.lane is not None
+        try:  # The next frame of a stream finds its memory there.
+            result: Result | HeadraceError = program.confined.finish(lane, keep=streamed)
         except EngineDead:
             self._lost(program)
             return
@@ -468,9 +473,12 @@ class ProgramExecutor:
                 raise
         return admitted
 
-    def dismiss(self, admitted: AdmittedStream) -> None:
-        """End a stream."""
+    def dismiss(self, admitted: AdmittedStream, program: ServedProgram) -> None:
+        """End a stream of a program's runs, and give back the memory that they kept."""
         self.lanes.leave(admitted)
+        busy = self._busy[admitted.lane]
+        if program.ready and (busy is None or busy.run.program is not program):
+            program.confined.relieve(admitted.lane)
         self._next()
 
     async def close(self) -> None:
