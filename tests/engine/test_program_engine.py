@@ -673,10 +673,7 @@ def test_programs_are_found_by_name(tmp_path: Path) -> None:
         program_files(["vad-silera"])
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or not may_return_to(FORWARD),
-    reason="needs the right to raise priorities",
-)
+@pytest.mark.skipif(not may_return_to(0), reason="needs the right to raise priorities")
 async def test_a_program_with_streams_goes_before_text(tmp_path: Path) -> None:
     """Its threads have more of the cores while it has a stream, also those of a new process."""
     async with engine_of(tmp_path, "double") as engine:
