@@ -29,7 +29,6 @@ from headrace.base.errors import (
     RunStopped,
     ShuttingDown,
 )
-from headrace.engine.aside import FORWARD, may_return_to
 from headrace.engine.programs import engine as programs_engine
 from headrace.engine.programs import executor, sequences
 from headrace.engine.programs.engine import ProgramEngine, SequenceStep
@@ -671,31 +670,3 @@ def test_programs_are_found_by_name(tmp_path: Path) -> None:
         program_files([str(tmp_path / "a b.onnx"), str(tmp_path / "sub" / "a-b.onnx")])
     with pytest.raises(ModelNotFound, match=r"no program 'vad-silera'.*vad-silero"):
         program_files(["vad-silera"])
-
-
-@pytest.mark.skipif(not may_return_to(0), reason="needs the right to raise priorities")
-async def test_a_program_with_streams_goes_before_text(tmp_path: Path) -> None:
-    """Its threads have more of the cores while it has a stream, also those of a new process."""
-    async with engine_of(tmp_path, "double") as engine:
-        program = engine.find("double")
-
-        def nice() -> set[int]:
-            pid = program.confined.pid
-            threads = map(int, os.listdir(f"/proc/{pid}/task"))
-            return {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
-
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-        assert nice() == {own}
-        opened = [
-            await engine.open_stream(program, {"x": (3,)}, period=50.0, deadline=50.0)
-            for _ in range(2)
-        ]
-        assert nice() == {min(own, FORWARD)}
-        assert program.confined.pid is not None
-        os.kill(program.confined.pid, signal.SIGKILL)
-        await engine.run(program, ONES)
-        assert nice() == {min(own, FORWARD)}
-        engine.close_stream(opened[0].id, "", program)
-        assert nice() == {min(own, FORWARD)}
-        engine.close_stream(opened[1].id, "", program)
-        assert nice() == {own}

@@ -1,5 +1,5 @@
-"""A lower priority for a process that replaces a dead one, until it is ready, so that the processes
-that serve on the same cores keep them; and a higher one for programs with streams, where we may.
+"""A lower priority for a process that replaces a dead one, until it is ready. So the processes that
+serve on the same cores keep them.
 
 If cores are free it starts as fast as ever. It only makes changes that it can undo. An unprivileged
 process may not lower its own nice value again. But it may lower that of its session's autogroup,
@@ -18,8 +18,6 @@ from pathlib import Path
 
 NICE = 10
 """Nice value of a start; next to a serving thread it gets a tenth of a core."""
-FORWARD = -10
-"""Nice value of a program with streams; next to it a serving thread gets a tenth of a core."""
 MOST = 15.0
 """Seconds after which a slow start takes its full share anyway."""
 _AGAIN = 0.1
@@ -45,20 +43,9 @@ def step_aside(pid: int, nice: int) -> None:
     value."""
     with suppress(OSError):  # It has ended, or there are no autogroups.
         _group(pid, NICE)
-    if nice < NICE and may_return_to(nice):
+    if nice < NICE and _may_return_to(nice):
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, pid, NICE)
-
-
-def put_forward(pid: int | None, forward: bool) -> bool:
-    """Give a child's threads more of the cores than ours have, or as much; tell whether we may."""
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    try:
-        for thread in map(int, os.listdir(f"/proc/{pid}/task")):
-            os.setpriority(os.PRIO_PROCESS, thread, min(nice, FORWARD) if forward else nice)
-    except OSError:  # It has ended, or we may not, or this is another system.
-        return False
-    return True
 
 
 def stand_aside(nice: int) -> None:
@@ -96,7 +83,7 @@ def _group(pid: int, nice: int) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
-def may_return_to(nice: int) -> bool:
+def _may_return_to(nice: int) -> bool:
     """Tell whether this process may have this nice value after a higher one."""
     if resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20 - nice:
         return True

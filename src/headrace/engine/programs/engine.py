@@ -32,7 +32,6 @@ from ...programs.onnx import Port
 from ...programs.rows import MOST_RANK, MOST_SIZE, Array, Feed, fitting
 from ...sched.deadlines import BATCH, INTERACTIVE, REALTIME, AdmittedStream, PeriodicStream
 from ...speech.program_voices import open_program_voice
-from ..aside import put_forward
 from ..clients.face import Health
 from ..clients.speaking import SpeakingMetrics
 from .executor import SELF_TEST, ProgramExecutor, ProgramRun, ServedProgram
@@ -314,7 +313,6 @@ class ProgramEngine:
             raise
         made = OpenStream(secrets.token_hex(8), owner, program, admitted, key, self._loop.time())
         self.streams[made.id] = made
-        self._put_forward(program)
         self.expire()
         return made
 
@@ -336,14 +334,6 @@ class ProgramEngine:
         del self.streams[stream.id]
         self._shares.give(stream.owner, 1)
         self.executor.dismiss(stream.admitted, stream.program)
-        self._put_forward(stream.program)
-
-    def _put_forward(self, program: ServedProgram) -> None:
-        """Let text on the same cores come after a program while it has streams, if we may."""
-        had = program.forward
-        program.forward = any(one.program is program for one in self.streams.values())
-        if had != program.forward:
-            put_forward(program.confined.pid, program.forward)
 
     def expire(self) -> None:
         """End the streams of silent senders, and schedule the next check."""

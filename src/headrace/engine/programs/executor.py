@@ -39,7 +39,6 @@ from ...sched.deadlines import (
     TimedWork,
 )
 from ...speech.program_voices import ProgramVoice
-from ..aside import put_forward
 from .prices import RunPrices
 
 log = logging.getLogger("headrace.programs")
@@ -73,8 +72,6 @@ class ServedProgram:
         """Ends of its process since its last run."""
         self.restarts = 0
         self.restarting: asyncio.Task[None] | None = None
-        self.forward = False
-        """Whether text on the same cores comes after its runs: it has streams."""
         self.guard: Any = None
         """`ProgramGuard`, which imports this module; None: it is not guarded yet."""
 
@@ -162,7 +159,6 @@ class ProgramExecutor:
         for lane in range(self.lanes.count):
             answers = program.confined.answers(lane)
             self._loop.add_reader(answers, self._answered, program, lane)
-        put_forward(program.confined.pid, program.forward)
         program.ready = True
 
     # Runs
