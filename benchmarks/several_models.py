@@ -245,7 +245,7 @@ def main() -> None:
     for number in range(given.rounds):
         rounds.append(run(models, given.seconds, given.share))
         print(f"round {number + 1} of {given.rounds}", json.dumps(rounds[-1], indent=1), flush=True)
-    commit = subprocess.getoutput("git rev-parse --short HEAD")
+    commit = subprocess.getoutput(f"git -C {Path(__file__).parent} rev-parse --short HEAD")
     record = {"commit": commit, "cores": os.cpu_count(), "seconds": given.seconds, "rounds": rounds}
     given.json.write_text(json.dumps(record, indent=1) + "\n")
 
