@@ -82,7 +82,9 @@ async def test_a_sound_goes_to_the_model_that_hears(
     assert len(ears.asked) == 3
 
 
-async def test_texts_and_lists_are_of_the_others(client: httpx.AsyncClient) -> None:
+async def test_texts_and_lists_are_of_the_others(
+    ears: FakeHearing, client: httpx.AsyncClient
+) -> None:
     body = {"model": "chat", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
     assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
     refused = await client.post("/v1/chat/completions", json={**body, "model": "ears"})
