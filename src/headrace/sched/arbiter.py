@@ -21,7 +21,7 @@ from collections.abc import Container, Iterable
 
 from headrace.base.errors import OptionError
 
-LEAST_WAIT = 0.01
+LEAST_WAIT = 0.005
 """Seconds of others' steps that a stream waits in any case."""
 
 
