@@ -107,6 +107,12 @@ class Scheduler:
         return self._roster.pressure
 
     @property
+    def streams(self) -> bool:
+        """Whether there are texts that are read token by token."""
+        whole = self._encodings is not None and self._encodings.shape.whole
+        return bool(self._roster.decoding) and not whole
+
+    @property
     def in_flight(self) -> int:
         """Plans whose results are not there."""
         return len(self._flights)

@@ -76,9 +76,10 @@ def log_mel(samples: npt.NDArray[np.float32], mels: int) -> npt.NDArray[np.float
     padded[-half:] = padded[-_SIZE - 1 : -half - 1][::-1]
     frames = np.lib.stride_tricks.sliding_window_view(padded, _SIZE)[::_HOP][:FRAMES]
     hann = np.hanning(_SIZE + 1)[:-1]
-    log = np.empty((FRAMES, mels))
-    for first in range(0, FRAMES, _AT_ONCE):  # All at once takes 30 MB.
-        part = slice(first, first + _AT_ONCE)
+    heard = min(FRAMES, -(-(half + len(samples)) // _HOP))
+    log = np.full((FRAMES, mels), np.log10(1e-10))  # Of silence, which needs no transform.
+    for first in range(0, heard, _AT_ONCE):  # All at once takes 30 MB.
+        part = slice(first, min(first + _AT_ONCE, heard))
         power = np.abs(np.fft.rfft(frames[part] * hann, axis=1)) ** 2
         log[part] = np.log10(np.maximum(through_filters(power, mels), 1e-10))
     return np.asarray((np.maximum(log, log.max() - 8) + 4) / 4, np.float32)

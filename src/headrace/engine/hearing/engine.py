@@ -276,6 +276,7 @@ class HearingEngine(SupervisedEngine):
                 self._heard(message)
             case messages.News(_, stats):
                 self.stats = stats
+                self.metrics.stepped(stats)
             case messages.Refused(request_id, error):
                 hearing = self._sounds.get(request_id)
                 if hearing is not None:
