@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,9 +98,15 @@ def draw(seed: int) -> Drawing:
     middle = (half // 2, half) if across else (half, half // 2)
     x = middle[0] + other[0] + chance.uniform(*((-3, 3) if across else (-9, 9)))
     y = middle[1] + other[1] + chance.uniform(*((-9, 9) if across else (-2, 2)))
-    font = ImageFont.load_default(size * grain)
-    pen.text((x * grain, y * grain), str(digit), (20, 20, 20), font, anchor="mm")
+    pen.text(
+        (x * grain, y * grain), str(digit), (20, 20, 20), _font(int(size * grain)), anchor="mm"
+    )
     return Drawing(np.array(picture.reduce(grain)), values)
+
+
+@cache
+def _font(size: int) -> Any:
+    return ImageFont.load_default(size)
 
 
 def _shape(pen: Any, kind: int, x: float, y: float, radius: float, paint: Any) -> None:
@@ -282,7 +289,7 @@ def learn_eye(
     eye, begin = Eye(config), time.monotonic()
     for name, one in eye.named_parameters():
         if one.ndim > 1:
-            nn.init.normal_(one, std=0.02 if "embed" in name else one[0].numel() ** -0.5)
+            nn.init.normal_(one, std=0.02 if "position" in name else one[0].numel() ** -0.5)
     optimiser = torch.optim.AdamW(eye.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.02)
     for step in range(steps):
         for group in optimiser.param_groups:
@@ -290,7 +297,7 @@ def learn_eye(
         drawings = [draw(step * batch + at) for at in range(batch)]
         values = values_of(drawings)
         found, logits = eye(pixels_of(drawings))
-        loss = nn.functional.mse_loss(found, rows(values)) / rows.scale**2
+        loss = nn.functional.mse_loss(found, rows(values) / rows.scale)
         for start, size, one in zip(STARTS, SIZES, values.T, strict=True):
             loss = loss + nn.functional.cross_entropy(logits[:, start : start + size], one)
         optimiser.zero_grad()
@@ -300,6 +307,8 @@ def learn_eye(
         if step % 50 == 0 or step == steps - 1:
             right = " ".join(f"{one:.2f}" for one in heads_right(logits, values))
             say(f"eye {step} {loss.item():.3f} {right} {time.monotonic() - begin:.0f} s")
+    with torch.no_grad():
+        eye.joint.modality_projection.proj.weight.mul_(rows.scale)
     return eye
 
 
@@ -392,7 +401,8 @@ def by_engine(folder: Path, drawings: Sequence[Drawing], tokens: int) -> list[st
         )
         return answer.choices[0].message.content or ""
 
-    with serving([f"{folder}:name=eye", "--quantise", "none"], {}) as url:
+    served = f"{folder}:name=eye", "--quantise", "none", "--max-context", "256"
+    with serving(*served) as (url, *_):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         with ThreadPoolExecutor(8) as pool:
             return list(pool.map(asked, range(len(drawings))))
