@@ -9,6 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 pytest.importorskip("PIL", reason="needs the extra pictures")
 
@@ -27,6 +28,7 @@ KINDS = {
     "qwen2_vl": ("qwen2vl", "qwen2vl_merger"),
     "qwen2_5_vl": ("qwen2vl", "qwen2.5vl_merger"),
     "qwen3_vl": ("qwen3vl", "qwen3vl_merger"),
+    "qwen3_vl_moe": ("qwen3vlmoe", "qwen3vl_merger"),
 }
 
 
@@ -55,7 +57,8 @@ def vision_of(oracle: Any, kind: str) -> tuple[dict[str, Any], dict[str, np.ndar
         said["clip.use_silu"] = True
         said["clip.vision.n_wa_pattern"] = vision.fullatt_block_indexes[0] + 1
         said["clip.vision.window_size"] = vision.window_size
-    if kind == "qwen3_vl":
+    third = kind.startswith("qwen3")
+    if third:
         deep = vision.deepstack_visual_indexes
         said["clip.use_gelu"] = True
         said["clip.vision.spatial_merge_size"] = vision.spatial_merge_size
@@ -73,7 +76,7 @@ def vision_of(oracle: Any, kind: str) -> tuple[dict[str, Any], dict[str, np.ndar
             )
         elif own == "visual.patch_embed.proj.bias":
             tensors[f"{patches}.bias"] = array
-        elif ".qkv." in own and kind != "qwen3_vl":
+        elif ".qkv." in own and not third:
             for letter, part in zip("qkv", np.split(array, 3), strict=True):
                 split = own.replace("qkv", letter)
                 found = table.get_name(split, try_suffixes=(".weight", ".bias"))
@@ -83,7 +86,7 @@ def vision_of(oracle: Any, kind: str) -> tuple[dict[str, Any], dict[str, np.ndar
             number, rest = own.split(".", 3)[2:]
             layer = vision.deepstack_visual_indexes[int(number)]
             tensors[f"v.deepstack.{layer}.{rest.removeprefix('linear_')}"] = array
-        elif kind == "qwen3_vl" and own.startswith("visual.merger."):
+        elif third and own.startswith("visual.merger."):
             to = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
             part, end = own.removeprefix("visual.merger.").split(".")
             tensors[f"{to[part]}.{end}"] = array
@@ -94,13 +97,21 @@ def vision_of(oracle: Any, kind: str) -> tuple[dict[str, Any], dict[str, np.ndar
     return said, tensors
 
 
-def text_of(oracle: Any, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def text_of(oracle: Any, kind: str, folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     arch, config = KINDS[kind][0], oracle.config.text_config
     state = {
         name.replace("model.language_model.", "model."): value.float()
-        for name, value in oracle.state_dict().items()
+        for name, value in load_file(folder / "model.safetensors").items()
         if ".visual." not in name
     }
+    for name in [name for name in state if ".experts." in name]:
+        stack, at = state.pop(name), name.rpartition(".")[0]
+        down = name.endswith("down_proj")  # [outputs, inputs] in a GGUF file.
+        right = (stack.shape[1] == config.hidden_size) == down
+        for number, one in enumerate(stack if right else stack.transpose(1, 2)):
+            names = ("down",) if down else ("gate", "up")
+            for part, value in zip(names, one.chunk(len(names)), strict=True):
+                state[f"{at}.{number}.{part}_proj.weight"] = value.contiguous()
     words = qwen_chat.tokenizer()
     vocabulary = sorted(words.get_vocab(with_added_tokens=True).items(), key=lambda one: one[1])
     said = {f"{arch}.{key}": value for key, value in metadata_of(config, arch).items()}
@@ -127,7 +138,11 @@ def prompts_of(files: ModelFiles) -> PicturePrompts:
 def test_answers_are_those_of_the_folder(tmp_path: Path, kind: str) -> None:
     oracle = qwen_chat.make(tmp_path / "folder", kind)
     (tmp_path / "gguf").mkdir()
-    path = write_gguf(tmp_path / "gguf" / "model.gguf", KINDS[kind][0], *text_of(oracle, kind))
+    path = write_gguf(
+        tmp_path / "gguf" / "model.gguf",
+        KINDS[kind][0],
+        *text_of(oracle, kind, tmp_path / "folder"),
+    )
     said, tensors = vision_of(oracle, kind)
     encoder = write_gguf(tmp_path / "gguf" / "mmproj-model.gguf", "clip", said, tensors)
     files, found = open_gguf(path, "m"), []
@@ -147,7 +162,7 @@ def test_answers_are_those_of_the_folder(tmp_path: Path, kind: str) -> None:
     wrong: list[dict[str, Any]] = [{"clip.vision.block_count": 5}, {"clip.vision.patch_size": 5}]
     if kind == "qwen2_5_vl":
         wrong += [{"clip.use_silu": False}, {"clip.vision.n_wa_pattern": 0}]
-    if kind == "qwen3_vl":
+    if kind.startswith("qwen3"):
         wrong += [{"clip.use_gelu": False}, {"clip.vision.is_deepstack_layers": [True] * 4}]
     for change in wrong:
         write_gguf(encoder, "clip", {**said, **change}, tensors)
