@@ -201,42 +201,48 @@ class Rows(nn.Module):
         return found
 
 
-def read(text: Text, rows: torch.Tensor, attribute: int, answers: torch.Tensor) -> torch.Tensor:
-    """Logits [n, 2, vocabulary] of the answer and of the end after the right one."""
+def read(text: Text, rows: torch.Tensor, attributes: torch.Tensor, answers: torch.Tensor) -> Any:
+    """Logits [n, 2, vocabulary] of the answer to the question about an attribute, and of the end
+    after the right one."""
     table = text.model.get_input_embeddings().weight
-    count = len(rows)
-    before, after = (
-        table[ids].expand(count, -1, -1) for ids in (text.before, text.after[attribute])
-    )
-    given = torch.cat([before, rows, after, table[answers][:, None]], 1)
-    hidden = text.model.model(inputs_embeds=given, use_cache=False).last_hidden_state[:, -2:]
-    logits: torch.Tensor = text.model.lm_head(hidden)
-    return logits
+    after = [[*text.after[int(at)], int(one)] for at, one in zip(attributes, answers, strict=True)]
+    longest = max(map(len, after))
+    padded = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in after])
+    before = table[text.before].expand(len(rows), -1, -1)
+    given = torch.cat([before, rows, table[padded]], 1)
+    hidden = text.model.model(inputs_embeds=given, use_cache=False).last_hidden_state
+    last = len(text.before) + ROWS - 1 + torch.tensor([len(ids) for ids in after])
+    at = torch.stack([last - 1, last], 1)
+    return text.model.lm_head(hidden[torch.arange(len(rows))[:, None], at])
 
 
-def learn_rows(text: Text, *, steps: int, batch: int, seed: int, say: Any = print) -> Rows:
+def learn_rows(text: Text, *, steps: int, seed: int, say: Any = print) -> Rows:
     """Learn the rows through the language model: loss on the answer and the end after it."""
     torch.manual_seed(seed)
-    rows = Rows(text)
+    rows, count = Rows(text), len(SIZES)
     optimiser = torch.optim.Adam(rows.parameters(), lr=0.0, betas=(0.9, 0.98))
     begin, end = time.monotonic(), text.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    right = torch.zeros(count)
     for step in range(steps):
         for group in optimiser.param_groups:
-            group["lr"] = 0.15 * rows.scale * min(1.0, (step + 1) / 5) * (1 - 0.9 * step / steps)
-        attribute = step % len(SIZES)
-        values = torch.stack([torch.randint(size, (batch,)) for size in SIZES], 1)
-        answers = torch.tensor(text.answers)[values[:, attribute] + STARTS[attribute]]
+            group["lr"] = 0.12 * rows.scale * min(1.0, (step + 1) / 10) * (1 - 0.9 * step / steps)
+        values = torch.stack([torch.randint(size, (2 * count,)) for size in SIZES], 1)
+        attributes = torch.arange(2 * count) % count
+        own = values[torch.arange(2 * count), attributes] + torch.tensor(STARTS)[attributes]
+        answers = torch.tensor(text.answers)[own]
         given = rows(values)
         given = given + 0.5 * rows.scale * torch.randn_like(given)  # The eye will err, too.
-        logits = read(text, given, attribute, answers)
+        logits = read(text, given, attributes, answers)
         wanted = torch.stack([answers, torch.full_like(answers, end)], 1)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        right = float((logits[:, 0].argmax(1) == answers).float().mean())
-        name = list(ATTRIBUTES)[attribute]
-        say(f"rows {step} {name} {loss.item():.3f} {right:.2f} {time.monotonic() - begin:.0f} s")
+        found = (logits[:, 0].argmax(1) == answers).float().reshape(2, count).mean(0)
+        right = 0.9 * right + 0.1 * found
+        if step % 5 == 4:
+            shares = " ".join(f"{one / (1 - 0.9 ** (step + 1)):.2f}" for one in right.tolist())
+            say(f"rows {step} {loss.item():.3f} {shares} {time.monotonic() - begin:.0f} s")
     return rows.requires_grad_(False)
 
 
@@ -425,7 +431,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--text", type=Path, help="SmolLM2 as a folder; made if it is not there")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--row-steps", type=int, default=120)
+    parser.add_argument("--row-steps", type=int, default=200)
     parser.add_argument("--eye-steps", type=int, default=2500)
     parser.add_argument("--drawings", type=int, default=1000)
     parser.add_argument("--json", type=Path)
@@ -437,7 +443,7 @@ def main() -> None:
         command = [sys.executable, "-m", "headrace", "convert", "smollm2-135m"]
         subprocess.run([*command, "--to", "safetensors", "--out", str(source)], check=True)
     text, begin = open_text(source), time.monotonic()
-    rows = learn_rows(text, steps=given.row_steps, batch=16, seed=given.seed)
+    rows = learn_rows(text, steps=given.row_steps, seed=given.seed)
     between = time.monotonic()
     config = configured(text)
     eye = learn_eye(config, rows, steps=given.eye_steps, batch=128, seed=given.seed)

@@ -15,6 +15,7 @@ from PIL import Image
 
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
 from headrace.dist.payloads import read_payload
+from headrace.engine.clients.kept_pictures import PictureShape
 from headrace.engine.clients.pictures import PicturePrompts, open_picture_prompts
 from headrace.loader import open_model
 from headrace.loader.pictures import open_pictures
@@ -105,6 +106,18 @@ def test_the_prompt_is_the_processors(model: Seeing) -> None:
         ids = tokenizer().encode(f"{text}<|image|>{tile}<|image_end|>").ids
         assert prompt.ids[after : after + len(ids)] == ids
         after += len(ids) + 1
+
+
+def test_the_token_of_a_template_becomes_a_picture(model: Seeing) -> None:
+    """No config states its id; a picture has it again, before the whole one."""
+    words, shape = tokenizer(), PictureShape(1, 2, ROWS, TILE // PATCH // 2)
+    picture = words.encode("<|image|>").ids
+    assert [model.prompts.place] == picture == model.prompts.places
+    prompt, spans = model.prompts.expand(words.encode("a<|image|>b<|image|>").ids, [shape] * 2, [])
+    made = [*model.prompts.ids(shape)]
+    assert prompt == [*words.encode("a").ids, *made, *words.encode("b").ids, *made]
+    assert not spans
+    assert made.count(picture[0]) == 1
 
 
 def test_chunks_slices_and_others_change_no_bit(model: Seeing) -> None:
