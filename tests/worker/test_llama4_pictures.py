@@ -21,7 +21,7 @@ from headrace.loader import open_model
 from headrace.loader.pictures import open_pictures
 from headrace.text import load_tokenizer
 from headrace.worker import Worker
-from tiny.llama4_chat import MOST, PATCH, TILE, make, processed, tokenizer
+from tiny.llama4_chat import MOST, PATCH, PLACE, TILE, make, processed, tokenizer
 from tiny.seeing_worker import SIZES, TOKENS, answer, drawn, encode, prompt_of, worker_of
 
 ROWS = (TILE // PATCH // 2) ** 2
@@ -76,10 +76,12 @@ def test_rows_logits_and_tokens_are_those_of_transformers(
     assert np.abs(rows - wanted).max() < 1e-4 * np.abs(wanted).max()
     ids = torch.tensor([prompt.ids])
     with torch.no_grad():
-        out = model.oracle.generate(
-            input_ids=ids,
+        # The whole model of transformers 5.24 fails after its text model, which is asked alone.
+        given = model.oracle.get_input_embeddings()(ids)
+        given[ids == PLACE] = torch.from_numpy(wanted)
+        out = model.oracle.language_model.generate(
+            inputs_embeds=given,
             attention_mask=torch.ones_like(ids),
-            pixel_values=seen,
             max_new_tokens=TOKENS,
             do_sample=False,
             eos_token_id=None,
@@ -87,7 +89,7 @@ def test_rows_logits_and_tokens_are_those_of_transformers(
             output_logits=True,
         )
     tokens, told = answer(model.worker, prompt, len(prompt.ids))
-    assert tokens == out.sequences[0, len(prompt.ids) :].tolist()
+    assert tokens == out.sequences[0].tolist()
     for one, logits in zip(told, out.logits, strict=True):
         expected = torch.log_softmax(logits[0], -1)[torch.tensor(one.top_ids)].numpy()
         assert np.abs(np.array(one.top_logprobs) - expected).max() < 1e-4
