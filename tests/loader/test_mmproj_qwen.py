@@ -63,7 +63,7 @@ def vision_of(oracle: Any, kind: str) -> tuple[dict[str, Any], dict[str, np.ndar
         said["clip.use_gelu"] = True
         said["clip.vision.spatial_merge_size"] = vision.spatial_merge_size
         said["clip.vision.is_deepstack_layers"] = [at in deep for at in range(vision.depth)]
-    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision.depth)
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, max(3, vision.depth))  # For mm.2.
     patches = gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.V_ENC_EMBD_PATCH]
     tensors = {}
     for name, value in oracle.state_dict().items():
@@ -99,10 +99,11 @@ def vision_of(oracle: Any, kind: str) -> tuple[dict[str, Any], dict[str, np.ndar
 
 def text_of(oracle: Any, kind: str, folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     arch, config = KINDS[kind][0], oracle.config.text_config
+    config.tie_word_embeddings = False  # Some of these configs do not say so.
     state = {
         name.replace("model.language_model.", "model."): value.float()
         for name, value in load_file(folder / "model.safetensors").items()
-        if ".visual." not in name
+        if "visual." not in name
     }
     for name in [name for name in state if ".experts." in name]:
         stack, at = state.pop(name), name.rpartition(".")[0]
