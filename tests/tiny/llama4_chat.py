@@ -112,14 +112,16 @@ def _processor() -> Any:
     """The model's processor, which resizes with torchvision: here Pillow does, and of what else it
     takes from there a few lines of torch stand in, so that no test needs it."""
     functional = ModuleType("functional")
-    functional.pad = _padded  # type: ignore[attr-defined]
+    vars(functional)["pad"] = _padded
     names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
     modules = {name: ModuleType(name) for name in names}
-    modules[names[-1]].functional = functional  # type: ignore[attr-defined]
+    vars(modules[names[-1]])["functional"] = functional
     with patch.dict(sys.modules, modules):
         own = import_module("transformers.models.llama4.image_processing_llama4")
 
-    class OnPillow(own.Llama4ImageProcessor):  # type: ignore[name-defined, misc]
+    base: Any = own.Llama4ImageProcessor
+
+    class OnPillow(base):  # type: ignore[misc]
         def resize(self, image: torch.Tensor, size: Any, **_: Any) -> torch.Tensor:
             made = [
                 Image.fromarray(one.permute(1, 2, 0).numpy()).resize(

@@ -199,10 +199,12 @@ def _deep(file: GgufFile) -> list[int]:
 def tensors(file: GgufFile, names: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return those of an encoder's tensors that the graph `names`, by these names. Raises
     `ModelFileError` for a type that is not read."""
-    opened, deep, found = OpenFile(file.path), _deep(file), {}
+    opened, deep = OpenFile(file.path), _deep(file)
+    found: dict[str, Tensor] = {}
     for name in names:
         own = _name(name, deep)
-        parts, axis = [own], None
+        parts = [own]
+        axis: int | None = None
         if name == f"{qwen_vl.PATCHES}.weight":
             parts, axis = [own, f"{own}.1"], 2
         elif "attn_qkv" in own and own not in file.tensors:
