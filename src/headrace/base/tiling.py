@@ -2,8 +2,8 @@
 
 The numbers are those of transformers' processors that compute on Pillow alone: a `Tiling` is
 Idefics3's (Laurençon et al. 2024), a `Fitting` Qwen2-VL's (Wang et al. 2024), a `Matching`
-InternVL's, a `Panning` Gemma 3's, a
-`Bounding` Pixtral's, a `Filming` that of Qwen3-VL's videos.
+InternVL's, a `Panning` Gemma 3's, a `Bounding` Pixtral's, a `Padding` Llama 4's, a `Filming` that
+of Qwen3-VL's videos.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
+
+from .filming import single
 
 MOST_SIDE = 4_096
 """Maximum side of a tiled picture after the first resize, whatever the client asks for."""
@@ -123,6 +125,21 @@ class Bounding(NamedTuple):
         return self._replace(longest=min(self.longest, math.isqrt(SMALL)))
 
 
+class Padding(NamedTuple):
+    """A picture keeps its shape on the grid of square tiles that enlarges it least, or else reduces
+    it least; what it leaves of the grid is black. With several tiles comes one more for the whole,
+    stretched (Llama 4)."""
+
+    tile: int
+    """Pixels of a side of a tile."""
+    most: int
+    """Most tiles of a grid."""
+
+    def small(self) -> Padding:
+        """Return the rule for a picture with little detail: one tile."""
+        return self._replace(most=1)
+
+
 class Filming(NamedTuple):
     """The frames of a video keep their shape as with `Fitting`, but the bounds are those of all
     frames together (Qwen3-VL)."""
@@ -147,11 +164,11 @@ class Filming(NamedTuple):
         return self
 
 
-Sizing = Tiling | Fitting | Matching | Reducing | Panning | Bounding | Filming
+Sizing = Tiling | Fitting | Matching | Reducing | Panning | Bounding | Padding | Filming
 """Rule by which a model's processor sizes pictures."""
 _RULES: dict[str, Any] = {
     "tiling": Tiling, "fitting": Fitting, "matching": Matching, "reducing": Reducing,
-    "panning": Panning, "bounding": Bounding, "filming": Filming,
+    "panning": Panning, "bounding": Bounding, "padding": Padding, "filming": Filming,
 }  # fmt: skip
 
 
@@ -172,7 +189,7 @@ class Cut(NamedTuple):
 
     sizes: tuple[tuple[int, int], ...]
     tile: tuple[int, int]
-    """Width and height of each tile."""
+    """Width and height of each tile; the picture may fill less of its tiles."""
     rows: int
     """0: the picture is one tile. Else the whole one, resized, is the last tile."""
     columns: int
@@ -216,6 +233,26 @@ def cut(width: int, height: int, rule: Sizing) -> Cut:
         tile, parts = (rule.tile, rule.tile), _panned(max(width, height), min(width, height), rule)
         grid = (1, parts) if width >= height else (parts, 1)
         return Cut((tile,), tile, *(grid if parts else (0, 0)), "bilinear", panned=True)
+    if isinstance(rule, Padding):
+        columns, rows = _padded(width, height, rule)
+        tile, both = (rule.tile, rule.tile), (rows * rule.tile, columns * rule.tile)
+        # A picture is not made larger than one tile, unless the tile is larger.
+        high, wide = (
+            min(max(side, rule.tile), most)
+            for side, most in zip((height, width), both, strict=True)
+        )
+        if wide / width < high / height:
+            high = min(math.floor(height * (wide / width)), high)
+        else:
+            wide = min(math.floor(width * (high / height)), wide)
+        several = columns * rows > 1
+        return Cut(
+            ((max(wide, 1), max(high, 1)),),
+            tile,
+            *((rows, columns) if several else (0, 0)),
+            "bilinear",
+            anew=True,
+        )
     if isinstance(rule, Reducing):
         scale = rule.longest / max(width, height)
         if scale >= 1.0:
@@ -285,6 +322,20 @@ def _matched(width: int, height: int, rule: Matching) -> tuple[int, int]:
         if far < nearest or (far == nearest and filled):
             best, nearest = (columns, rows), far
     return best
+
+
+def _padded(width: int, height: int, rule: Padding) -> tuple[int, int]:
+    """Return (columns, rows) of the grid on which a picture grows least, or else shrinks least. Of
+    equal ones the smallest; all is compared in fp32, as the processor does."""
+    scales = {
+        (columns, rows): min(single(columns * rule.tile / width), single(rows * rule.tile / height))
+        for rows in range(1, rule.most + 1)
+        for columns in range(1, rule.most // rows + 1)
+    }
+    larger = [scale for scale in scales.values() if scale >= 1]
+    chosen = min(larger) if larger else max(scales.values())
+    alike = [grid for grid, scale in scales.items() if scale == chosen]
+    return min(alike, key=lambda grid: grid[0] * grid[1])
 
 
 def _panned(long: int, short: int, rule: Panning) -> int:

@@ -40,8 +40,8 @@ def chat(
 ) -> None:
     """Talk to a model. Enter sends, Alt-Enter breaks the line, Ctrl-C stops an answer.
 
-    /image FILE, or a picture dropped on the terminal, goes with the next message, if the model
-    takes pictures.
+    /image FILE or /video FILE, or a picture dropped on the terminal, goes with the next message, if
+    the model takes it.
     """
     asyncio.run(_chat(engine, sampling, system=system, url=url, key=key, served=served))
 

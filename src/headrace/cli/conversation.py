@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import HeadraceError, InvalidRequest, file_errors
-from .pictures import dropped, picture_part
+from .pictures import dropped, film_part, picture_part
 from .voice import Message, SamplingOptions, Voice
 
 Write = Callable[[str], None]
@@ -19,6 +19,7 @@ HELP = "Enter sends, Alt-Enter breaks the line, Ctrl-C stops, Ctrl-D leaves; /he
 COMMANDS = {
     "/help": "this list",
     "/image FILE": "send a picture with the next message; dropping its file here does the same",
+    "/video FILE": "send a video with the next message",
     "/system [TEXT]": "show or set the system message",
     "/clear": "forget the conversation",
     "/retry": "answer the last message again",
@@ -68,6 +69,12 @@ class Conversation:
                 self._pictures = pictures
             raise
 
+    async def _film(self, path: Path, write: Write) -> None:
+        if not await self._voice.sees("video"):
+            raise InvalidRequest(f"{self._voice.name} takes no videos")
+        self._pictures.append(film_part(path))
+        write(f"[{path.name}: a video for the next message]\n")
+
     async def _attach(self, path: Path, write: Write) -> None:
         if not await self._voice.sees():
             raise InvalidRequest(f"{self._voice.name} takes no pictures")
@@ -114,6 +121,8 @@ class Conversation:
                 self._system(rest, write)
             case "/image":
                 await self._attach(_path(rest, name), write)
+            case "/video":
+                await self._film(_path(rest, name), write)
             case "/clear":
                 self._pictures = []
                 self.messages = [m for m in self.messages if m["role"] == "system"]
@@ -186,9 +195,9 @@ def _content(read: Any) -> Any:
         return str(read)
     parts: list[Message] = []
     for part in read:
-        if part["type"] == "image_url":
-            url = part["image_url"]["url"]
-            parts.append({"type": "image_url", "image_url": {"url": str(url)}})
+        kind = part["type"]
+        if kind in ("image_url", "video_url"):
+            parts.append({"type": kind, kind: {"url": str(part[kind]["url"])}})
         else:
             parts.append({"type": "text", "text": str(part["text"])})
     return parts

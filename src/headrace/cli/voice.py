@@ -81,8 +81,8 @@ class Piece:
 class Voice(Protocol):
     name: str
 
-    async def sees(self) -> bool:
-        """Return whether the model may take pictures."""
+    async def sees(self, kind: str = "image") -> bool:
+        """Return whether the model may take pictures, or videos ("video")."""
         ...
 
     def chat(self, messages: list[Message], options: SamplingOptions) -> AsyncGenerator[Piece]: ...
@@ -98,10 +98,10 @@ class LocalVoice:
         self._pictures: LocalPictures | None = None
         """Opened when first needed."""
 
-    async def sees(self) -> bool:
+    async def sees(self, kind: str = "image") -> bool:
         if self._pictures is None:
             self._pictures = LocalPictures(self._engine)
-        return bool(self._pictures)
+        return bool(self._pictures) if kind == "image" else self._pictures.films
 
     def _sampling(self, options: SamplingOptions) -> SamplingParams:
         params = default_sampling(self._engine.files)
@@ -190,14 +190,14 @@ class RemoteVoice:
         except (ValueError, LookupError, TypeError):
             raise RemoteError(f"{self._base}/models has no list of models") from None
 
-    async def sees(self) -> bool:
-        """Return False if the server says what its model takes, and pictures are not among it."""
+    async def sees(self, kind: str = "image") -> bool:
+        """Return False if the server says what its model takes, and `kind` is not among it."""
         try:
             listed = (await self._client.get(f"{self._base}/models")).json()["data"]
             takes = next(one["input_modalities"] for one in listed if one["id"] == self.name)
         except (httpx.HTTPError, ValueError, LookupError, TypeError, StopIteration):
             return True  # The server itself will refuse them.
-        return "image" in takes
+        return kind in takes
 
     async def close(self) -> None:
         await self._client.aclose()

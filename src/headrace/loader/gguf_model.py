@@ -43,6 +43,9 @@ _CONTROL = 3
 PROJECTORS = {
     "idefics3": ("idefics3", "<image>"),
     "gemma3": ("gemma3", "<image_soft_token>"),
+    "qwen2vl_merger": ("qwen2_vl", "<|image_pad|>"),
+    "qwen2.5vl_merger": ("qwen2_5_vl", "<|image_pad|>"),
+    "qwen3vl_merger": ("qwen3_vl", "<|image_pad|>"),
 }
 """Kind of a picture encoder in a separate file (`mmproj`) → (`model_type` of a config, token that
 stands for a picture's row)."""

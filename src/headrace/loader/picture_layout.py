@@ -40,12 +40,14 @@ def layouts(files: ModelFiles, picture: PictureArch) -> Layouts | None:
     """Return the layouts of an encoder; None if its graph needs nothing but patches."""
     if not picture.gridded:
         return None
-    names = [*picture.beside]
+    names = [*picture.beside] if picture.token is None else []
 
     def of(units: int, columns: int) -> Layout:
-        wide = columns * picture.factor
+        wide, extra = columns * picture.factor, picture.extra
         order, windows, back = picture.laid(units // wide, wide)
         turns = np.ascontiguousarray(np.array(order, np.int64).T)
+        if extra:  # Class tokens are not turned, and stand before the first patch.
+            turns = np.pad(turns[:, : units - extra] + 1, ((0, 0), (0, extra)))
         tables = (read_tensor(files, picture, name) for name in names)
         return Layout(
             turns,

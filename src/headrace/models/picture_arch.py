@@ -29,11 +29,14 @@ class ClassToken(NamedTuple):
     table: str
     """Table of the graph: the patches' rows, then one for the class token."""
     positions: str
-    """[1, 1 + patches, D], the class token's first."""
+    """[..., 1 + patches, D], the class token's first unless `last`."""
     token: str
-    """[1, 1, D]."""
+    """[..., D]."""
     patches: str
     """The product of patches, without `.weight`: the class token's own row of it is taken off."""
+    last: bool = False
+    biased: bool = True
+    """Whether the product has a bias."""
 
 
 class Laid(NamedTuple):
@@ -140,9 +143,15 @@ class PictureArch:
         return False
 
     @property
-    def written(self) -> int:
-        """Token that stands for a picture in a template."""
+    def written(self) -> int | str:
+        """Token that stands for a picture in a template; its text, if the config does not state
+        it."""
         return self.place
+
+    @property
+    def brief(self) -> bool:
+        """Whether the processor computes in bfloat16."""
+        return False
 
     @property
     def marks(self) -> Mapping[str, int | None]:

@@ -12,6 +12,7 @@ from ..base.verify import verify
 from .gemma_pictures import GemmaPictures
 from .idefics3 import Idefics3Pictures
 from .internvl import InternVlPictures
+from .llama4_pictures import Llama4Pictures
 from .picture_arch import MOST_PATCHES, PictureArch
 from .pixtral import PixtralPictures
 from .qwen_vl import QwenPictures
@@ -20,6 +21,7 @@ FAMILIES: tuple[type[PictureArch], ...] = (
     GemmaPictures,
     Idefics3Pictures,
     InternVlPictures,
+    Llama4Pictures,
     PixtralPictures,
     QwenPictures,
 )

@@ -81,7 +81,7 @@ FAMILIES = (
     _QWEN2._replace(
         name="qwen2_vl",
         types={"qwen2_vl": ("Qwen2VLForConditionalGeneration",), "qwen2_vl_text": ()},
-        gguf="",
+        gguf="qwen2vl",
         defaults=_SEEING,
         fields={**_QWEN2.fields, **_BY_AXES},
         names=_UNDER_PICTURES,
@@ -101,7 +101,7 @@ FAMILIES = (
     ),
     Family(
         "qwen3_vl", llama,
-        {"qwen3_vl": ("Qwen3VLForConditionalGeneration",), "qwen3_vl_text": ()},
+        {"qwen3_vl": ("Qwen3VLForConditionalGeneration",), "qwen3_vl_text": ()}, "qwen3vl",
         defaults={
             "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016,
             "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
@@ -126,6 +126,7 @@ FAMILIES = (
     Family(
         "qwen3_vl_moe", llama,
         {"qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",), "qwen3_vl_moe_text": ()},
+        "qwen3vlmoe",
         defaults={
             "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 5632,
             "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16,

@@ -74,17 +74,22 @@ def rope_by_axes(config: Config) -> Rope:
     """Read a rope whose pairs turn by time, row and column (M-RoPE, Wang et al. 2024): in sections,
     or interleaved if the family says so in `_interleaved` (Qwen3-VL)."""
     given, pairs = parameters(config), int(config["head_dim"]) // 2
-    stated = given.pop("mrope_section", None)
+    key, stated = "mrope_section", given.pop("mrope_section", None)
     given.pop("mrope_interleaved", None)
+    if config.gguf:
+        key = "rope.dimension_sections"
+        stated = config.fields.raw(key)
+        if isinstance(stated, list) and not any(stated[AXES:]):
+            stated = stated[:AXES]
     given = {key: "default" if value == "mrope" else value for key, value in given.items()}
     interleaved = config.table["_interleaved"]
     section = ([24, 20, 20] if interleaved else [16, 24, 24]) if stated is None else stated
     numbers = isinstance(section, list) and all(type(one) is int and one >= 0 for one in section)
     if not numbers or len(section) != AXES or sum(section) != pairs:
         raise UnsupportedModel(
-            f"config.json: mrope_section is {section!r:.80}; must be {AXES} numbers of pairs, "
+            f"{config.fields.where}: {key} is {section!r:.80}; must be {AXES} numbers of pairs, "
             f"{pairs} together",
-            param="mrope_section",
+            param=key,
         )
     axes = [axis for axis, count in enumerate(section) for _ in range(count)]
     if interleaved:

@@ -56,7 +56,7 @@ class PicturePrompts:
         self.picture = picture
         self.payloads = SealedInputs()
         """Tiles in memory that the engine reads, too. For one thread."""
-        self.levels = levels(picture.scale, picture.mean, picture.deviation)
+        self.levels = levels(picture.scale, picture.mean, picture.deviation, brief=picture.brief)
         """Numbers of the bytes, for `SealedInputs.hold`."""
         self.kept = KeptPictures(self.payloads, self.levels)
         place, films = tokenizer.id_to_token(picture.place), picture.videos
@@ -72,6 +72,8 @@ class PicturePrompts:
                     "this model",
                     param="image_token_id",
                 )
+        written = picture.written
+        self._written = written if isinstance(written, int) else tokenizer.encode(written)[0]
         self._tokenizer, self._token = tokenizer, place or ""
         self._between = tokenizer.encode(picture.between)
         arch = picture.arch
@@ -89,7 +91,7 @@ class PicturePrompts:
     @property
     def place(self) -> int:
         """The token that stands for a picture in a template."""
-        return self.picture.written
+        return self._written
 
     def place_of(self, film: bool) -> int:
         """Return the token that stands for a picture, or a video (`film`), in a template."""
