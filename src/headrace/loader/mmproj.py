@@ -118,9 +118,9 @@ def mmproj_of(files: ModelFiles) -> GgufFile | None:
 def configs(file: GgufFile, files: ModelFiles) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return an encoder's metadata in the form of `config.json` and of a processor's config. Raises
     `ModelFileError`."""
-    told, (kind, token) = file.metadata, PROJECTORS[projector(file.metadata)]
+    metadata, (kind, token) = file.metadata, PROJECTORS[projector(file.metadata)]
     act = {"qwen2_vl": "", "qwen2_5_vl": "clip.use_silu"}.get(kind, "clip.use_gelu")
-    if act and told.get(act) is not True:
+    if act and metadata.get(act) is not True:
         raise ModelFileError(f"{file.path.name}: {act} must be true")
     names = {
         "hidden_size": "embedding_length",
@@ -143,7 +143,7 @@ def configs(file: GgufFile, files: ModelFiles) -> tuple[dict[str, Any], dict[str
         vision |= _qwen(file, kind, vision)
         bounds = (1 << 16, 1 << 24) if kind == "qwen3_vl" else (3_136, 12_845_056)
         for key, own in zip(("min_pixels", "max_pixels"), bounds, strict=True):
-            processing[key] = told.get(f"clip.vision.image_{key}", own)
+            processing[key] = metadata.get(f"clip.vision.image_{key}", own)
         return config, processing
     if kind == "gemma3":
         across = _number(file, vision, "image_size") // _number(file, vision, "patch_size")
@@ -165,11 +165,11 @@ def configs(file: GgufFile, files: ModelFiles) -> tuple[dict[str, Any], dict[str
 
 def _qwen(file: GgufFile, kind: str, vision: Mapping[str, Any]) -> dict[str, Any]:
     """Return a Qwen-VL encoder's metadata in the words of its own config."""
-    told = file.metadata
+    metadata = file.metadata
     names = {"depth": "num_hidden_layers", "num_heads": "num_attention_heads"}
     found = {own: vision[name] for own, name in names.items()}
-    found["spatial_merge_size"] = told.get("clip.vision.spatial_merge_size", 2)
-    found["out_hidden_size"] = told.get("clip.vision.projection_dim")
+    found["spatial_merge_size"] = metadata.get("clip.vision.spatial_merge_size", 2)
+    found["out_hidden_size"] = metadata.get("clip.vision.projection_dim")
     if kind == "qwen2_vl":
         width, up = vision["hidden_size"], file.tensors.get("v.blk.0.ffn_up.weight")
         if up is None or not isinstance(width, int) or width < 1:
@@ -182,18 +182,18 @@ def _qwen(file: GgufFile, kind: str, vision: Mapping[str, Any]) -> dict[str, Any
             raise ModelFileError(f"{file.path.name} lacks v.position_embd.weight")
         own = {"num_position_embeddings": table.shape[0], "deepstack_visual_indexes": _deep(file)}
         return found | own
-    every = told.get("clip.vision.n_wa_pattern")
+    every = metadata.get("clip.vision.n_wa_pattern")
     if type(every) is not int or every < 1 or type(found["depth"]) is not int:
         raise ModelFileError(f"{file.path.name}: clip.vision.n_wa_pattern is {every!r:.40}")
     whole = [layer for layer in range(min(found["depth"], 128)) if (layer + 1) % every == 0]
-    found["window_size"] = told.get("clip.vision.window_size", 112)
+    found["window_size"] = metadata.get("clip.vision.window_size", 112)
     return {**found, "fullatt_block_indexes": whole, "hidden_act": "silu"}
 
 
 def _deep(file: GgufFile) -> list[int]:
     """Return the layers after which a Qwen3-VL encoder makes further rows."""
-    told = file.metadata.get("clip.vision.is_deepstack_layers", [])
-    return [layer for layer, one in enumerate(told if isinstance(told, list) else []) if one]
+    metadata = file.metadata.get("clip.vision.is_deepstack_layers", [])
+    return [layer for layer, one in enumerate(metadata if isinstance(metadata, list) else []) if one]
 
 
 def tensors(file: GgufFile, names: Mapping[str, Any]) -> dict[str, Tensor]:
