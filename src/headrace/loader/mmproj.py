@@ -192,8 +192,8 @@ def _qwen(file: GgufFile, kind: str, vision: Mapping[str, Any]) -> dict[str, Any
 
 def _deep(file: GgufFile) -> list[int]:
     """Return the layers after which a Qwen3-VL encoder makes further rows."""
-    metadata = file.metadata.get("clip.vision.is_deepstack_layers", [])
-    return [layer for layer, one in enumerate(metadata if isinstance(metadata, list) else []) if one]
+    layers = file.metadata.get("clip.vision.is_deepstack_layers", [])
+    return [layer for layer, one in enumerate(layers if isinstance(layers, list) else []) if one]
 
 
 def tensors(file: GgufFile, names: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -108,9 +108,7 @@ class Scheduler:
 
     @property
     def streams(self) -> bool:
-        """Whether there are texts that are read token by token."""
-        whole = self._encodings is not None and self._encodings.shape.whole
-        return bool(self._roster.decoding) and not whole
+        return self._roster.streams
 
     @property
     def in_flight(self) -> int:
