@@ -16,7 +16,7 @@ EXTRAS := $(if $(shell command -v nvidia-smi),[torch])
 # Hundreds of processes start in a run: each is a quarter quicker with bytecode that was kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run levels test test-all check static types quick paths steady coverage explore faults lowest lock wheels image try-wheels sanitize lint bench-cpu bench-speech bench-speculation gpu-dry gpu-compile gpu-bench clean
+.PHONY: help run levels test test-all check static types quick paths steady coverage explore faults evidence lowest lock wheels image try-wheels sanitize lint bench-cpu bench-speech bench-speculation gpu-dry gpu-compile gpu-bench clean
 
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
@@ -28,6 +28,7 @@ help:
 	@echo "make coverage   lines that the tests of make check run; fails below FLOOR, 81 per cent"
 	@echo "make explore    the property tests with examples that were never tried"
 	@echo "make faults     the whole fault table and mutations of every input: two hours"
+	@echo "make evidence   dist/evidence: requirements of programs, their tests, figures, faults, packages"
 	@echo "make lowest     the lower bounds of the dependencies, installed and tried"
 	@echo "make lock       resolve deploy/requirements.lock again"
 	@echo "make wheels     dist/: an sdist, and wheels for x86_64 and aarch64 with every kernel level"
@@ -127,6 +128,9 @@ FUZZ ?= 100000
 faults: $(VENV)/.tested
 	$(BIN)/python tests/faults/table.py --fuzz $(FUZZ) --json benchmarks/results/faults.json \
 	    --table docs/reliability.md
+
+evidence: $(VENV)/.tested
+	$(BIN)/python tests/evidence.py dist/evidence
 
 lowest:
 	.ci/lowest

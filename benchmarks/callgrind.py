@@ -46,9 +46,7 @@ class Marks:
         self._page[: len(_CODE)] = _CODE
         at = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
         allowed = ctypes.CDLL(None, use_errno=True).mprotect(
-            ctypes.c_void_p(at),
-            ctypes.c_size_t(mmap.PAGESIZE),
-            mmap.PROT_READ | mmap.PROT_EXEC,
+            ctypes.c_void_p(at), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_EXEC
         )
         if allowed != 0:
             raise OSError(ctypes.get_errno(), "no executable page for the requests to valgrind")

@@ -187,19 +187,9 @@ def composed(
         expected = expectation.of(step)
         for label, operator in operators.items():
             operator.expected_bytes = expected[label]
-        works.append(
-            Work(
-                name,
-                tokens,
-                steps,
-                kernels,
-                host,
-                expected.total(),
-                operators,
-                part.functions,
-                part.objects if host is not None else Counter(),
-            )
-        )
+        objects = part.objects if host is not None else Counter()
+        told = name, tokens, steps, kernels, host, expected.total(), operators
+        works.append(Work(*told, part.functions, objects))
     return works
 
 
@@ -221,21 +211,11 @@ def run_once(asked: dict[str, Any], cache: int, folder: Path) -> tuple[list[Part
             "(Debian and Ubuntu: apt install valgrind)"
         )
     dumps, facts = folder / "dumps", folder / "facts.json"
-    command = [
-        valgrind,
-        "--tool=callgrind",
-        "-q",
-        "--instr-atstart=no",
-        "--combine-dumps=yes",
-        "--cache-sim=yes",
-        "--I1=32768,8,64",
-        "--D1=32768,8,64",
-        f"--LL={cache << 20},16,64",
-        f"--callgrind-out-file={dumps}",
-        sys.executable,
-        str(Path(__file__).with_name("counted.py")),
-        json.dumps({**asked, "facts": str(facts)}),
-    ]
+    flags = "--tool=callgrind -q --instr-atstart=no --combine-dumps=yes --cache-sim=yes"
+    flags += f" --I1=32768,8,64 --D1=32768,8,64 --LL={cache << 20},16,64"
+    command = [valgrind, *flags.split(), f"--callgrind-out-file={dumps}", sys.executable]
+    command += [str(Path(__file__).with_name("counted.py"))]
+    command += [json.dumps({**asked, "facts": str(facts)})]
     # The same hashes in each run: dictionaries of the interpreter count too.
     environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)

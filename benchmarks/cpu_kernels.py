@@ -123,19 +123,9 @@ def products(team: Team, rounds: int) -> list[Result]:
             step = HrStep(n=rows)
             team.run(emit.program([emit.quantise(matrix(x), q.struct, width, ROWS_N)]), 1, step)
             ops = [emit.linear(q.struct, None, w, None, matrix(y), ROWS_N) for w in weights]
-            program = emit.program(ops)
-            results.append(
-                measure(
-                    team,
-                    rounds,
-                    room,
-                    partial(team.run, program, copies, step),
-                    f"{kind} {out}×{width}",
-                    rows,
-                    float(size * copies),
-                    2.0 * rows * out * width * copies,
-                )
-            )
+            run, what = partial(team.run, emit.program(ops), copies, step), f"{kind} {out}×{width}"
+            read, operations = float(size * copies), 2.0 * rows * out * width * copies
+            results.append(measure(team, rounds, room, run, what, rows, read, operations))
     return results
 
 
@@ -177,18 +167,9 @@ def whole_steps(team_threads: int, rounds: int) -> list[Result]:
             batch = make_batch(plan, None, worker._rows, worker._tables, worker._pool)
             tokens = sum(count for _, count in entries)
             operations = 2.0 * (tokens * parameters + len(entries) * head)
-            results.append(
-                measure(
-                    team,
-                    rounds if tokens < 64 else 3,
-                    largest,
-                    partial(worker.text.program.step, batch, LOGITS),
-                    f"step: {what}",
-                    tokens,
-                    read,
-                    operations,
-                )
-            )
+            run = partial(worker.text.program.step, batch, LOGITS)
+            told = f"step: {what}", tokens, read, operations
+            results.append(measure(team, rounds if tokens < 64 else 3, largest, run, *told))
             worker._rows.release(list(range(len(entries))))
     return results
 

@@ -295,23 +295,8 @@ class Llama:
 
     def start(self) -> float:
         port = 18_000 + random.randrange(1_000)
-        command = [
-            str(self.folder / "llama-server"),
-            "-m",
-            str(self.model),
-            "-t",
-            str(THREADS),
-            "-tb",
-            str(THREADS),
-            "-np",
-            "1",
-            "-c",
-            "4096",
-            "-fa",
-            "on",
-            "--port",
-            str(port),
-        ]
+        command = [str(self.folder / "llama-server"), "-m", str(self.model)]
+        command += f"-t {THREADS} -tb {THREADS} -np 1 -c 4096 -fa on --port {port}".split()
         body = json.dumps({"prompt": ids(16), "n_predict": 1}).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/completion", body, {"Content-Type": "application/json"}
@@ -335,21 +320,8 @@ class Llama:
         common = ("-fa", "1", "-r", "1", "-o", "json")
         short, long = self.sizes.prefill
         values = start(self.start)
-        text, _ = self._run(
-            "llama-bench",
-            "-p",
-            "0",
-            "-n",
-            str(self.sizes.output),
-            "-d",
-            "16",
-            "-fa",
-            "1",
-            "-r",
-            "3",
-            "-o",
-            "json",
-        )
+        asked = f"-p 0 -n {self.sizes.output} -d 16 -fa 1 -r 3 -o json"
+        text, _ = self._run("llama-bench", *asked.split())
         values["decode"] = json.loads(text)[0]["avg_ts"]
         # The first length is the warm-up.
         lengths = f"32,{short},{long}"
@@ -358,23 +330,9 @@ class Llama:
         values["prefill512"], values["prefill2048"] = rates[short], rates[long]
         level = LEVELS[-1 - round_ % len(LEVELS)]
         each = str(self.sizes.concurrent)
-        text, peak = self._run(
-            "llama-batched-bench",
-            "-tb",
-            str(THREADS),
-            "-c",
-            str(level * 2 * int(each)),
-            "-fa",
-            "on",
-            "-npp",
-            each,
-            "-ntg",
-            each,
-            "-npl",
-            str(level),
-            "--output-format",
-            "jsonl",
-        )
+        asked = f"-tb {THREADS} -c {level * 2 * int(each)} -fa on -npp {each} -ntg {each}"
+        asked += f" -npl {level} --output-format jsonl"
+        text, peak = self._run("llama-batched-bench", *asked.split())
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
         values[f"concurrent{level}"] = level * int(each) / lines[-1]["t"]
         if level == LEVELS[-1]:

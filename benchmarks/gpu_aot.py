@@ -89,8 +89,7 @@ class _AbsentDevice:
 
 @contextmanager
 def compiling(
-    architecture: str,
-    known: dict[int, Compiled] | None = None,
+    architecture: str, known: dict[int, Compiled] | None = None
 ) -> Iterator[list[Compiled]]:
     """Inside, launches compile for `architecture` (sm_80 …) and are noted in the list given.
 

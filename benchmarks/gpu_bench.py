@@ -85,13 +85,7 @@ TINY_PARTS = (
     Part("transformers", 1200),
 )
 """Limits that only tell a wait from an end, on a CPU that others use too."""
-TINY_CHECKS = (
-    "norms",
-    "codes",
-    "attention, one token, bf16",
-    "product, blocks, 1 rows",
-    "memory",
-)
+TINY_CHECKS = ("norms", "codes", "attention, one token, bf16", "product, blocks, 1 rows", "memory")
 
 
 def by_rows(value: Any, indent: str = "\n ") -> str:
@@ -185,22 +179,9 @@ class Bench:
     def _alone(self, name: str, limit: float) -> None:
         out = self.folder / f"{name.replace(' ', '_')}.json"
         ceilings = self.folder / "ceilings.json"
-        code, tail = launch(
-            [
-                str(HERE / "gpu_parts.py"),
-                name,
-                "--size",
-                self.size,
-                "--out",
-                str(out),
-                "--seconds",
-                str(limit - 3),
-                "--ceilings",
-                str(ceilings),
-            ],
-            limit,
-            over=self._over,
-        )
+        asked = [str(HERE / "gpu_parts.py"), name, "--size", self.size, "--out", str(out)]
+        asked += ["--seconds", str(limit - 3), "--ceilings", str(ceilings)]
+        code, tail = launch(asked, limit, over=self._over)
         # What a part had found when it ended is in its file.
         found = json.loads(out.read_text()) if out.exists() else {}
         self.record["parts"][name] = found
@@ -252,12 +233,7 @@ class Bench:
             arguments = [str(CHECKS / "gpu_checks.py"), "--names", json.dumps(names)]
             if self.size == "tiny":
                 arguments.append("--tiny")
-            code, tail = launch(
-                arguments,
-                deadline - time.perf_counter(),
-                output,
-                over=self._over,
-            )
+            code, tail = launch(arguments, deadline - time.perf_counter(), output, over=self._over)
             lines = [json.loads(x) for x in output.read_text().splitlines() if x.startswith("{")]
             done = [line for line in lines if "check" in line]
             rows += done

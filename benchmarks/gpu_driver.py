@@ -127,20 +127,9 @@ def run_driven(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 def build_library(folder: Path) -> None:
     include = Path(nvidia.__file__).parent / "include"
     made = folder / "libcuda.so.1"
-    subprocess.run(
-        [
-            os.environ.get("CC", "cc"),
-            "-O1",
-            "-shared",
-            "-fPIC",
-            f"-I{include}",
-            "-Wl,-soname,libcuda.so.1",
-            str(HERE / "gpu_driver.c"),
-            "-o",
-            str(made),
-        ],
-        check=True,
-    )
+    command = [os.environ.get("CC", "cc"), "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+    command += [f"-I{include}", str(HERE / "gpu_driver.c"), "-o", str(made)]
+    subprocess.run(command, check=True)
 
 
 def drive(device: Driver, label: str, step: Step, run: Callable[[], None]) -> Driven:

@@ -32,17 +32,7 @@ from typing import Any
 
 import torch
 from gpu_aot import Compiled, compiling, read_all, triton_version
-from gpu_models import (
-    ARCHS,
-    ROOFLINE,
-    Step,
-    batch_for,
-    build,
-    decode,
-    make_cache,
-    prefill,
-    thin,
-)
+from gpu_models import ARCHS, ROOFLINE, Step, batch_for, build, decode, make_cache, prefill, thin
 from gpu_nodes import node_table, nodes
 from gpu_sass import SHARED_LIMIT, TENSOR_MEMORY, Code
 
@@ -289,8 +279,7 @@ def compile_checks(architecture: str) -> Iterator[Row]:
 
 
 def launched(
-    architecture: str,
-    models: tuple[tuple[str, str, str, bool], ...],
+    architecture: str, models: tuple[tuple[str, str, str, bool], ...]
 ) -> Iterator[tuple[str, Step, list[Compiled]]]:
     """Every kernel of every step of these models: (the model, the step, what it launches)."""
     known: dict[int, Compiled] = {}

@@ -29,17 +29,9 @@ from headrace.worker.kv_tensors import allocate_kv
 BLOCK = 16
 GROUP = {"int4": 128, "q4_k": 32, "q5_0": 32, "q6_k": 16, "int8": 128, "mxfp4": 32}
 BITS = {"int4": 4, "q4_k": 4, "q5_0": 5, "q6_k": 6, "int8": 8, "mxfp4": 4}
-ROOFLINE = {
-    "bfloat16": "bfloat16",
-    "fp8": "fp8",
-    "int4": "int4",
-    "q4_k": "Q4_K",
-    "q5_0": "Q5_0",
-    "q6_k": "Q6_K",
-    "int8": "int8",
-    "fp8 blocks": "fp8",
-    "mxfp4": "bfloat16,experts=mxfp4",
-}
+ROOFLINE = {name: name for name in ("bfloat16", "fp8", "int4", "int8")}
+ROOFLINE |= {name: name.upper() for name in ("q4_k", "q5_0", "q6_k")}
+ROOFLINE |= {"fp8 blocks": "fp8", "mxfp4": "bfloat16,experts=mxfp4"}
 """Weight format → what `roofline.weights.parse_format` reads; experts in MXFP4 as we hold them."""
 
 GEMMA_3_1B = ModelArch(
@@ -64,18 +56,9 @@ GEMMA_3_1B = ModelArch(
 )
 """From the config.json of google/gemma-3-1b."""
 
-ARCHS = {
-    name: known(name)[0]
-    for name in (
-        "qwen2.5-0.5b",
-        "llama-3.1-8b",
-        "qwen3-30b-a3b",
-        "gpt-oss-20b",
-        "deepseek-v2-lite",
-        "granite-4.0-h-tiny",
-        "gemma-4-26b-a4b",
-    )
-} | {"gemma-3-1b": GEMMA_3_1B}
+KNOWN = "qwen2.5-0.5b llama-3.1-8b qwen3-30b-a3b gpt-oss-20b deepseek-v2-lite granite-4.0-h-tiny"
+ARCHS = {name: known(name)[0] for name in (*KNOWN.split(), "gemma-4-26b-a4b")}
+ARCHS |= {"gemma-3-1b": GEMMA_3_1B}
 
 
 def attend(

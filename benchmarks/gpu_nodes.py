@@ -107,17 +107,9 @@ def nodes() -> list[dict[str, Any]]:
                     two, one = (launches(name, n, weights, kv, batch) for n in (2, 1))
                     layer = two - one
                 counts.append(layer)
-            rows.append(
-                {
-                    "model": name,
-                    "weights": weights,
-                    "kv": kv,
-                    "batch": batch,
-                    "library": counts[0].total(),
-                    "ours": counts[1].total(),
-                    "kernels": dict(counts[1]),
-                }
-            )
+            row = {"model": name, "weights": weights, "kv": kv, "batch": batch}
+            row |= {"library": counts[0].total(), "ours": counts[1].total()}
+            rows.append(row | {"kernels": dict(counts[1])})
     return rows
 
 

@@ -48,6 +48,10 @@ from headrace.roofline.weights import WIDE_ENDS, WeightBytes
 from headrace.worker import Worker
 
 LLAMA, QWEN = ARCHS["llama-3.1-8b"], ARCHS["qwen2.5-0.5b"]
+FEW: dict[str, int] = {"rows": 8, "step_tokens": 128, "max_context": 512}
+FEWEST: dict[str, int] = {"rows": 4, "step_tokens": 64, "max_context": 96}
+SMALLEST: dict[str, Any] = {"hidden": 64, "layers": 1, "heads": 4, "kv_heads": 2, "head_dim": 16}
+SMALLEST |= {"intermediate": 96, "vocab_size": 300}
 SETUPS = {
     setup.name: setup
     for setup in (
@@ -59,15 +63,7 @@ SETUPS = {
         Setup("qwen2.5-0.5b bf16", QWEN),
         Setup("qwen3-30b-a3b bf16", ARCHS["qwen3-30b-a3b"]),
         *(
-            Setup(
-                f"small {name}",
-                arch,
-                weights=weights,
-                kv=kv,
-                rows=8,
-                step_tokens=128,
-                max_context=512,
-            )
+            Setup(f"small {name}", arch, weights=weights, kv=kv, **FEW)
             for name, arch, weights, kv in (
                 ("bf16", SMALL, "bfloat16", "bfloat16"),
                 ("fp8", SMALL, "fp8", "fp8"),
@@ -77,22 +73,11 @@ SETUPS = {
         ),
         Setup(
             "tiny",
-            replace(
-                LLAMA,
-                hidden=64,
-                layers=1,
-                heads=4,
-                kv_heads=2,
-                head_dim=16,
-                intermediate=96,
-                vocab_size=300,
-            ),
+            replace(LLAMA, **SMALLEST),
             kv="float32",
             dtype="float32",
             device="cpu",
-            rows=4,
-            step_tokens=64,
-            max_context=96,
+            **FEWEST,
         ),
     )
 }

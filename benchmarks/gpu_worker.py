@@ -18,13 +18,7 @@ from headrace.base.modelfiles import ModelFiles
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
-from headrace.base.step import (
-    Admission,
-    BlockWrite,
-    PoolShape,
-    StepPlan,
-    StepResult,
-)
+from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan, StepResult
 from headrace.kv import KvManager
 from headrace.models.registry import describe
 from headrace.sched import Limits, Scheduler
@@ -180,16 +174,8 @@ def run_load(
     """
     kv = KvManager(worker._pool, prefix_cache=False)
     rows = min(setup.rows, max(1, (blocks - 1) * BLOCK // (prompt + output + BLOCK)))
-    scheduler = Scheduler(
-        Limits(
-            rows=rows,
-            step_tokens=setup.step_tokens,
-            max_context=setup.max_context,
-            max_waiting=1 << 20,
-            depth=depth,
-        ),
-        kv,
-    )
+    sizes = {"step_tokens": setup.step_tokens, "max_context": setup.max_context}
+    scheduler = Scheduler(Limits(rows=rows, **sizes, max_waiting=1 << 20, depth=depth), kv)
     added = 0
 
     def add() -> None:

@@ -9,25 +9,21 @@ weight lies on the grid of a quantised type: a file whose original is not to be 
 from __future__ import annotations
 
 import argparse
-import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from headrace.factory.to_gguf import FileTensor, entries_of, write_tensors
 from headrace.kernels.arrays import floats
 from headrace.kernels.weights import BlockWeight
-from headrace.loader.gguf import MAGIC, GgufFile
+from headrace.loader.gguf import GgufFile
 from headrace.quant.ggml import dequantise
 from headrace.quant.ggml_types import BY_NAME, DENSE
 
 Floats = npt.NDArray[np.float32]
-READS = {
-    "attn_norm": ("attn_q", "attn_k", "attn_v"),
-    "ffn_norm": ("ffn_gate", "ffn_up"),
-}
+READS = {"attn_norm": ("attn_q", "attn_k", "attn_v"), "ffn_norm": ("ffn_gate", "ffn_up")}
 """Norm of a block → products that read it."""
 WRITES = ("attn_output", "ffn_down")
 """Products that add to the residual stream."""
@@ -74,20 +70,14 @@ def twin(file: GgufFile, seed: int = 0) -> dict[str, Floats]:
 
 def write(file: GgufFile, tensors: dict[str, Floats], target: Path, kind: str) -> None:
     """Write them with the file's metadata; matrices as `kind`, vectors in F32."""
-    align, head, at = file.metadata.get("general.alignment", 32), bytearray(), 0
-    stored: dict[str, Any] = {}
+    entries, count = entries_of(file, ["F32", "F16"].index(kind))
+    made = []
     for name, values in tensors.items():
-        narrow = values.ndim > 1 and kind == "F16"
-        stored[name] = values.astype(np.float16) if narrow else values
-        word, number = name.encode(), BY_NAME["F16" if narrow else "F32"].number
-        head += struct.pack("<Q", len(word)) + word + struct.pack("<I", values.ndim)
-        head += struct.pack(f"<{values.ndim}QIQ", *values.shape[::-1], number, at)
-        at += -(-stored[name].nbytes // align) * align
-    start = MAGIC + struct.pack("<IQQ", 3, len(stored), len(file.metadata)) + file.entries() + head
-    with target.open("wb") as out:
-        out.write(start + bytes(-len(start) % align))
-        for data in stored.values():
-            out.write(data.tobytes() + bytes(-data.nbytes % align))
+        stored = values.astype(np.float16) if values.ndim > 1 and kind == "F16" else values
+        of = BY_NAME["F32" if stored is values else "F16"]
+        made.append(FileTensor(name, values.shape, of, lambda stored=stored: [stored]))
+    with target.open("w+b") as out:
+        write_tensors(out, entries, count, file.metadata.get("general.alignment", 32), made)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Several models in one server: gaps between tokens, and memory, against servers of their own.
+"""Several models in one server: gaps and memory, against servers of their own.
 
     python benchmarks/several_models.py [--seconds 20] [--rounds 2] [--share 0.25] [--hears]
 
@@ -9,15 +9,15 @@ second chat, with one sound of ten seconds after the other. Each load runs
   alone       the one load in a server of its own: nothing else computes
   apart       all three at once, in three servers on the same cores
   together    all three at once, in one server
-  loading     the two chats in one server, while a fourth model is loaded and unloaded
+  loading     the two chats in one server, while a fourth model is loaded and unloaded; or, with
+              `--hears`, `eight_chats` of the first model beside the second's sounds
 
 `--share`: next to those, `paced_alone` and `paced_together`, in which each load begins a request
-every 1/share of the time that one took alone: the device has time for all. Three loads without a
-pause want it three times, and each gets a third.
+every 1/share of the time that one took alone: the device has time for all. `priced`: predicted over
+measured seconds of each model's steps in the second, and of all, by `/metrics`.
 
 A gap is the time between two pieces of a stream, or of an embedding or a sound its whole request.
-Memory is the proportional set size of all processes below `headrace serve`, after the loads. The
-clock of a busy machine says nothing: the load average is written down.
+Memory is the proportional set size of all processes below `headrace serve`, after the loads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import sys
 import threading
 import time
 import wave
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -95,15 +95,8 @@ class Clock:
 def stream(url: str, model: str, clock: Clock, gaps: list[float], **more: Any) -> None:
     """Stream one answer after the other; note the gaps after each answer's first piece. `more`
     fields: `logprobs`, of every token, for models that write parts of letters."""
-    body = {
-        "model": model,
-        "messages": QUESTION,
-        "max_tokens": 200,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        **more,
-    }
+    wish = {"max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {"model": model, "messages": QUESTION, **wish, **more}
     mark = '"logprob"' if more else '"content":'
     with httpx.Client(timeout=300) as client:
         for _ in clock.turns():
@@ -149,16 +142,15 @@ LOADS = {CHATS[0]: stream, CHATS[1]: stream, VECTORS: embed, EARS: hear}
 
 
 def loads(
-    urls: dict[str, str], seconds: float, every: dict[str, float] | None = None
+    urls: dict[str, str], seconds: float, every: Mapping[str, float] = {}, chats: int = 1
 ) -> dict[str, dict[str, float]]:
-    """Run the load of each model on its address; return the quantiles of its gaps in ms, and the
-    median of its requests' seconds. `every`: seconds from one begin to the next."""
-    clocks = {model: Clock((every or {}).get(model, 0.0)) for model in urls}
+    """Run the load of each model on its address, `chats` times of the first; return the quantiles
+    of its gaps in ms, and the median of its requests' seconds. `every`: from begin to begin."""
+    clocks = {model: Clock(every.get(model, 0.0)) for model in urls}
     gaps: dict[str, list[float]] = {model: [] for model in urls}
-    threads = [
-        threading.Thread(target=LOADS[model], args=(url, model, clocks[model], gaps[model]))
-        for model, url in urls.items()
-    ]
+    given = [(url, model, clocks[model], gaps[model]) for model, url in urls.items()]
+    given += given[:1] * (chats - 1)
+    threads = [threading.Thread(target=LOADS[one[1]], args=one) for one in given]
     for thread in threads:
         thread.start()
     time.sleep(seconds)
@@ -181,10 +173,19 @@ def summed(gaps: list[float]) -> dict[str, float]:
 
 def memory(process: subprocess.Popen[str]) -> dict[str, float]:
     """Return the MiB of a server's processes: proportional set size, and their number."""
-    tree = psutil.Process(process.pid)
-    every = [tree, *tree.children(recursive=True)]
+    every = [tree := psutil.Process(process.pid), *tree.children(recursive=True)]
     pss = sum(one.memory_full_info().pss for one in every)
     return {"processes": len(every), "pss_mib": round(pss / 2**20, 1)}
+
+
+def seconds_of(url: str) -> dict[str, dict[str, float]]:
+    """Return the seconds of each model's steps so far, and of all: predicted, and on the device."""
+    found: dict[str, dict[str, float]] = {"all": {"predicted": 0.0, "device": 0.0}}
+    row = r'headrace:(predicted|device)_seconds_total{.*?model_name="(.+?)".*?} (\S+)'
+    for kind, model, value in re.findall(row, httpx.get(f"{url}/metrics").text):
+        found.setdefault(model, {})[kind] = float(value)
+        found["all"][kind] += float(value)
+    return found
 
 
 def run(models: tuple[str, ...], seconds: float, share: float) -> dict[str, Any]:
@@ -202,25 +203,28 @@ def run(models: tuple[str, ...], seconds: float, share: float) -> dict[str, Any]
         found["memory"]["apart"] = each
     with serving(*models) as (url, operator, process):
         found["together"] = loads(dict.fromkeys(models, url), seconds)
+        before = seconds_of(url)
         found["paced_together"] = loads(dict.fromkeys(models, url), seconds, every)
+        found["priced"] = {
+            model: round((p["predicted"] - b["predicted"]) / (p["device"] - b["device"]), 3)
+            for (model, p), b in zip(seconds_of(url).items(), before.values(), strict=True)
+        }
         found["memory"]["together"] = memory(process)
         if EARS in models:
+            found["eight_chats"] = loads(dict.fromkeys(models[:2], url), seconds, chats=8)
             return found
-        took: list[float] = []
-        end = threading.Event()
+        took, end = list[float](), threading.Event()
 
         def come_and_go() -> None:
             with httpx.Client(timeout=300) as client:
                 while not end.is_set():
                     begin = time.perf_counter()
-                    word = f"{CHATS[1]}:name=fourth,kv=64MiB"
-                    made = client.post(f"{operator}/operate/models", json={"model": word})
-                    made.raise_for_status()
+                    wanted = {"model": f"{CHATS[1]}:name=fourth,kv=64MiB"}
+                    client.post(f"{operator}/operate/models", json=wanted).raise_for_status()
                     took.append(time.perf_counter() - begin)
                     client.delete(f"{operator}/operate/models/fourth").raise_for_status()
 
-        thread = threading.Thread(target=come_and_go)
-        thread.start()
+        (thread := threading.Thread(target=come_and_go)).start()
         found["loading"] = loads(dict.fromkeys(CHATS, url), seconds)
         end.set()
         thread.join()
@@ -233,21 +237,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="length of each load")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--share", type=float, default=0.25, help="of a paced load")
-    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--json", type=Path, default=Path(os.devnull), help="file for the figures")
     parser.add_argument("--hears", action="store_true", help="whisper-base as the second model")
     given = parser.parse_args()
     rounds = []
+    models = (CHATS[0], EARS if given.hears else CHATS[1], VECTORS)
     for number in range(given.rounds):
-        rounds.append(
-            run((CHATS[0], EARS if given.hears else CHATS[1], VECTORS), given.seconds, given.share)
-        )
+        rounds.append(run(models, given.seconds, given.share))
         print(f"round {number + 1} of {given.rounds}", json.dumps(rounds[-1], indent=1), flush=True)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    commit = subprocess.getoutput(f"git -C {Path(__file__).parent} rev-parse --short HEAD")
     record = {"commit": commit, "cores": os.cpu_count(), "seconds": given.seconds, "rounds": rounds}
-    if given.json:
-        given.json.write_text(json.dumps(record, indent=1) + "\n")
+    given.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -117,10 +117,7 @@ def measure(
         if not lacking:
             continue
         limits = {**options, "max_sequences": count}
-        with (
-            LLM(speculate="off", **limits) as plain,
-            LLM(**drafts, **limits) as drafting,
-        ):
+        with LLM(speculate="off", **limits) as plain, LLM(**drafts, **limits) as drafting:
             # Whoever comes first pays for memory that nobody touched and templates that nobody
             # compiled.
             each = -(-count // len(classes))

@@ -1,5 +1,4 @@
-"""The catalog's voices, read back by our own Whisper base; the time to the first sound; the cost of
-a run beside bare ONNX Runtime.
+"""The catalog's voices, read back by our own Whisper base, and the time to the first sound.
 
     python -m benchmarks.voices [--readings /its/python] [--json FILE]
 
@@ -8,9 +7,8 @@ Needs espeak-ng and the extras `programs` and `audio`. `joe` speaks the English 
 our own in kana. Whisper writes kanji, so both sides become katakana first, by pyopenjtalk of the
 Python named by `--readings` (`pip install pyopenjtalk-plus`); errors of that count too.
 
-The first sound is that of a text of ten seconds: wall, and the processor's seconds of its program.
-The cost of a run is the difference of medians between the engine and bare ONNX Runtime in turns, on
-silero's frames of 32 ms. Both need a quiet machine.
+The first sound is that of a text of ten seconds: wall, which needs a quiet machine, and the
+processor's seconds of its program.
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ from headrace.engine.hearing.opening import open_transcriber
 from headrace.engine.programs.engine import ProgramEngine, ProgramLimits
 from headrace.engine.programs.files import program_files
 from headrace.engine.programs.speaking import ProgramSpeaker
-from headrace.loader.open import fetched
 from headrace.media.audio import decode
 from headrace.media.writing import to_pcm, wav_head
 from headrace.speech.decoding import DecodingOptions
@@ -59,8 +56,6 @@ TEN_SECONDS = (
     "noon, and the children on the bank wave to every one of them. In the evening it is quiet."
 )
 """A text of ten seconds."""
-NAMES = ("joe", "kokoro", "vad-silero")
-FRAMES = 2_000
 _READ = (
     "import sys, pyopenjtalk\nfor row in sys.stdin: print(pyopenjtalk.g2p(row.strip(), kana=True))"
 )
@@ -140,33 +135,6 @@ async def first_sound(speaker: ProgramSpeaker, rounds: int) -> dict[str, Any]:
     }
 
 
-async def overhead(engine: ProgramEngine) -> dict[str, Any]:
-    """Compare runs of the engine and of bare ONNX Runtime, in turns."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    bare = onnxruntime.InferenceSession(
-        fetched("vad-silero") / "silero_vad.onnx", options, providers=["CPUExecutionProvider"]
-    )
-    program = engine.find("vad-silero")
-    frame = np.random.default_rng(0).standard_normal((1, 576), np.float32)
-    feed = {"input": frame, "state": np.zeros((2, 1, 128), np.float32), "sr": np.array(16_000)}
-    ours, theirs = [], []
-    for _ in range(FRAMES):
-        begun = time.perf_counter()
-        await engine.run(program, feed)
-        between = time.perf_counter()
-        bare.run(None, feed)
-        ours.append(between - begun)
-        theirs.append(time.perf_counter() - between)
-    rows = (("p50_ms", 50), ("p99_ms", 99))
-    return {
-        name: {"ours": 1e3 * np.percentile(ours, at), "bare": 1e3 * np.percentile(theirs, at)}
-        for name, at in rows
-    }
-
-
 async def main() -> None:
     given = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -174,18 +142,16 @@ async def main() -> None:
     given.add_argument("--readings", metavar="PYTHON", help="Python with pyopenjtalk")
     given.add_argument("--seeds", type=int, default=2)
     given.add_argument("--rounds", type=int, default=9)
-    given.add_argument("--only", choices=("english", "japanese", "first", "overhead"))
+    given.add_argument("--only", choices=("english", "japanese", "first"))
     given.add_argument("--json", type=Path, default=RESULTS)
     asked = given.parse_args()
     limits = ProgramLimits(seconds=600.0, load_seconds=600.0)
-    engine = await ProgramEngine.start(program_files(NAMES), limits, lanes=1)
+    engine = await ProgramEngine.start(program_files(("joe", "kokoro")), limits, lanes=1)
     found: dict[str, Any] = json.loads(asked.json.read_text()) if asked.json.is_file() else {}
     joe, kokoro = (ProgramSpeaker(engine, engine.find(one), beside) for one in ("joe", "kokoro"))
     try:
         if asked.only in (None, "first"):
             found["first_sound"] = await first_sound(joe, asked.rounds)
-        if asked.only in (None, "overhead"):
-            found["run"] = await overhead(engine)
         if asked.only in (None, "english"):
             found["joe"] = await english(joe, asked.seeds)
         if asked.readings and asked.only in (None, "japanese"):

@@ -33,6 +33,7 @@ TRITON = TESTS / "kernels_triton"
 GGUF = TESTS / "loader"
 COMPILED = HERE.parent / "benchmarks" / "gpu_dry.py"
 REFUSES = "__headrace_refuses__"
+NOT_TRIED = "not tried"
 SHARING = ("deepseek_v3", "mixtral", "olmo3")
 """Families whose files call themselves after another."""
 RANKS = TESTS / "worker" / "test_ranks_of_workers.py"
@@ -120,44 +121,58 @@ def features() -> str:
     cases_of_gguf, ranks = gguf_cases(), ranked()
     unread = ast.literal_eval(constant(GGUF / "test_gguf_llamacpp.py", "UNREAD"))
     beside = {family for case, family in cases_of_gguf.items() if case not in unread}
-    rows = []
+    held: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for family in FAMILIES:
         cases = [name for name in named if name.partition("-")[0] == family]
         if not cases:
             continue
-        cells = [
-            "no" if any((case, column) in refused for case in cases) else "yes"
-            for column in columns
-        ]
-        whole = "yes" if set(cases) & set(triton) else ""
-        files = ["yes" if family in found else "" for found in (cases_of_gguf.values(), beside)]
-        shared = "yes" if family in ranks else ""
-        rows.append([f"`{family}`", *files, *cells, shared, whole])
-    head = ["family", "GGUF", "beside llama.cpp", *columns, "ranks"]
-    return table([*head, "whole in Triton's interpreter"], rows)
+        held["GGUF"][family] = "" if family in cases_of_gguf.values() else NOT_TRIED
+        held["beside llama.cpp"][family] = "" if family in beside else NOT_TRIED
+        for column in columns:
+            no = any((case, column) in refused for case in cases)
+            held[column][family] = "refused" if no else ""
+        held["ranks"][family] = "" if family in ranks else NOT_TRIED
+        held["whole in Triton's interpreter"][family] = "" if {*cases} & {*triton} else NOT_TRIED
+    rows = [[name, _all_but(of)] for name, of in held.items()]
+    return f"{len(held['GGUF'])} decoder families:\n\n" + table(["feature", "families"], rows)
+
+
+def _all_but(found: dict[str, str]) -> str:
+    """Name those that fall short (name → how; "" if it does not), by how."""
+    ways = [way for way in dict.fromkeys(found.values()) if way]
+    lists = ["; ".join(name for name in found if found[name] == way) for way in ways]
+    short = " · ".join(f"{way}: {names}" for way, names in zip(ways, lists, strict=True))
+    return f"all, but {short}" if short else "all"
 
 
 def weights() -> str:
     """Formats of weights by the kernels that `tests/models/test_formats.py` answers with."""
     paths = keys(FORMATS, "PATHS")
     refused = keys(FORMATS, "REFUSED")
+    names = keys(MODELS / "formats.py", "FORMATS")
     rows = [
-        [name, *("no" if (name, path) in refused else "yes" for path in paths)]
-        for name in keys(MODELS / "formats.py", "FORMATS")
+        [path, _all_but({name: "refused" if (name, path) in refused else "" for name in names})]
+        for path in paths
     ]
-    return table(["weights", *paths], rows)
+    return "; ".join(names) + ".\n\n" + table(["kernels", "formats"], rows)
 
 
 def platforms() -> str:
+    """Processors and GPUs, and what shows that they serve."""
     emulated = keys(LEVELS, "EMULATED")
     rows = []
     for processor, levels in LEVELS_OF.items():
-        here = "where the machine has it" if processor == "x86_64" else ""
-        rows += [
-            [processor, f"`{level}`", "in an emulator" if level in emulated else here]
-            for level in levels
-        ]
-    return table(["processor", "level", "the same bits of every operator"], rows)
+        here = "run where the machine has it" if processor == "x86_64" else ""
+        proof = "run in an emulator" if {*levels} <= {*emulated} else here
+        rows.append([processor, ", ".join(f"`{level}`" for level in levels), proof])
+    names = ast.literal_eval(constant(COMPILED, "ARCHITECTURES"))
+    rows.append(["NVIDIA", ", ".join(f"`{name}`" for name in names), "`make gpu-compile`"])
+    embedded = ast.literal_eval(constant(TRITON / "test_embedded.py", "EMBEDDED"))
+    rows += [
+        [devices, f"`{name}`", f"compiled as `{row}`; fake driver"]
+        for name, (devices, row, _) in embedded.items()
+    ]
+    return table(["platform", "level", "proof"], rows)
 
 
 def compiled() -> str:
@@ -213,12 +228,11 @@ def choices() -> str:
 
 
 def commands() -> str:
-    return table(["command", "what"], [[f"`{name}`", text] for name, text in COMMANDS.items()])
+    return ", ".join(f"`{name}`" for name in COMMANDS) + ": [what they do](cli.md)."
 
 
 def written() -> str:
     """The whole page."""
-    architectures = ast.literal_eval(constant(COMPILED, "ARCHITECTURES"))
     lossy = ast.literal_eval(constant(PROVEN, "LOSSY"))
     bounds = " and ".join(f"{most} ({kind})" for kind, most in lossy.items())
     return "\n\n".join(
@@ -232,12 +246,12 @@ def written() -> str:
             families(),
             "## Families and features",
             "Of each family in safetensors on the CPU kernels: the same answers with the feature "
-            "as without, or a refusal by name (`no`), in `tests/models/test_features.py`; "
+            "as without, or a refusal by name, in `tests/models/test_features.py`; "
             "adapters against the adapter in the weights. GGUF gives transformers' 64 tokens "
             "(`tests/loader/test_gguf_greedy.py`) and llama.cpp's (`test_gguf_llamacpp.py`; "
             "Mistral's and Mixtral's files call themselves llama). Ranks: the same answers from "
             "several workers (`tests/worker/test_ranks_of_workers.py`).",
-            "KV in int8 and k8v4 is lossy: `yes` means the same answers in any batch and chunks. "
+            "KV in int8 and k8v4 is lossy: an answer is the same in any batch and chunks. "
             "Against float32 KV a log-probability of the tiny random models changes by "
             f"{bounds} on average at most; perplexity of the default model by tenths of a percent "
             "([figures](kernels.md#attention-and-the-kv-cache)).",
@@ -248,10 +262,10 @@ def written() -> str:
             "Experts in MXFP4: `tests/loader/test_mxfp4_answers.py`.",
             weights(),
             "## Platforms",
-            "Levels of the CPU kernels (`tests/kernels_cpu/test_levels_and_machines.py`):",
+            "Each level of a CPU gives the same bits (`test_levels_and_machines.py`); embedded "
+            "GPUs: `test_embedded.py`, `test_gpus.py`.",
             platforms(),
-            f"Triton's kernels compiled for {', '.join(architectures)} (`make gpu-compile`), of "
-            "the steps of:",
+            "Compiled are steps of:",
             compiled(),
             "## Choices of an engine",
             choices(),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -76,93 +77,63 @@ BATCH, STEP_TOKENS = 1024, 8192
 FEWER = 256
 """The same with at most so many sequences at a time: what that assumption is worth."""
 ONE, DEP4, DEP8 = Layout(), Layout(1, 1, True, 4), Layout(1, 1, True, 8)
+
+
+def told(
+    model: str, device: str, layout: Layout, text: str, *more: Any, **named: Any
+) -> Iterator[Row]:
+    """Make rows from `input/output rate, …`, tokens and tokens/s."""
+    for one in text.split(", "):
+        lengths, rate = one.split()
+        before, after = map(int, lengths.split("/"))
+        number = int(rate) if rate.isdigit() else float(rate)
+        yield Row(model, device, layout, before, after, number, *more, **named)
+
+
+NEW, HELD = {"pytorch": True}, {"pytorch": True, "held": True}
+"""Rows of the newer tables (1.1 / 1.2), per device, and those of them that nothing is fitted to."""
 ROWS = [
-    Row("llama-3.1-8b", "H200", ONE, 128, 128, 28_447),
-    Row("llama-3.1-8b", "H200", ONE, 128, 2048, 23_295),
-    Row("llama-3.1-8b", "H200", ONE, 500, 2000, 21_463),
-    Row("llama-3.1-8b", "H200", ONE, 1000, 1000, 17_591),
-    Row("llama-3.1-8b", "H200", ONE, 1000, 2000, 17_140),
-    Row("llama-3.1-8b", "H200", ONE, 2048, 128, 3_531),
-    Row("llama-3.1-8b", "H200", ONE, 2048, 2048, 12_022),
-    Row("llama-3.1-8b", "H200", ONE, 5000, 500, 3_852),
-    Row("llama-3.1-8b", "H200", ONE, 20_000, 2000, 1_706),
-    Row("llama-3.1-8b", "H100", ONE, 128, 128, 27_569),
-    Row("llama-3.1-8b", "H100", ONE, 128, 2048, 22_004),
-    Row("llama-3.1-8b", "H100", ONE, 500, 2000, 17_794),
-    Row("llama-3.1-8b", "H100", ONE, 1000, 1000, 15_270),
-    Row("llama-3.1-8b", "H100", ONE, 1000, 2000, 13_850),
-    Row("llama-3.1-8b", "H100", ONE, 2048, 128, 3_495),
-    Row("llama-3.1-8b", "H100", ONE, 2048, 2048, 9_654),
-    Row("llama-3.1-8b", "H100", ONE, 5000, 500, 3_371),
-    Row("llama-3.1-8b", "H100", ONE, 20_000, 2000, 1_341),
-    Row("llama-3.1-70b", "H200", ONE, 128, 2048, 4_351),
-    Row("llama-3.1-70b", "H200", ONE, 1000, 1000, 2_727),
-    Row("llama-3.1-70b", "H200", ONE, 2048, 2048, 1_990),
-    Row("llama-3.1-70b", "H100", Layout(2), 1000, 1000, 4_191 / 2),
-    # The newer tables (1.1 / 1.2), per device: the PyTorch runtime.
-    *(
-        Row(*row, pytorch=True)
-        for row in (
-            ("llama-3.1-70b", "H200", Layout(2), 1000, 1000, 2_587),
-            ("llama-3.1-70b", "H100", Layout(2), 1000, 1000, 2_209),
-            ("llama-3.1-70b", "H200", Layout(2), 8192, 1024, 537),
-            ("llama-3.1-70b", "H100", Layout(2), 8192, 1024, 398),
-            ("qwen3-235b-a22b", "H200", DEP4, 1000, 1000, 3_288),
-            ("qwen3-235b-a22b", "H200", DEP4, 1024, 8192, 1_417),
-            ("qwen3-235b-a22b", "H200", DEP4, 8192, 1024, 627),
-            ("qwen3-235b-a22b", "H100", DEP8, 1000, 1000, 1_932),
-            ("qwen3-235b-a22b", "H100", DEP8, 1024, 8192, 873),
-            ("qwen3-235b-a22b", "B200", DEP4, 1000, 1000, 5_764, "nvfp4"),
-            ("qwen3-235b-a22b", "B200", DEP4, 1024, 8192, 3_389, "nvfp4"),
-            ("qwen3-235b-a22b", "B200", DEP4, 8192, 1024, 1_410, "nvfp4"),
-            ("deepseek-v3", "H200", DEP8, 1000, 1000, 1_627),
-            ("deepseek-v3", "H200", DEP8, 1024, 8192, 1_218),
-            ("deepseek-v3", "H200", DEP8, 1024, 32_768, 438),
-            ("deepseek-v3", "B200", DEP4, 1000, 1000, 6_463, "nvfp4"),
-            ("deepseek-v3", "B200", DEP4, 1024, 8192, 3_862, "nvfp4"),
-            ("deepseek-v3", "B200", DEP4, 8192, 1024, 1_168, "nvfp4"),
-            ("qwen3-30b-a3b", "B200", ONE, 1000, 1000, 26_971, "nvfp4"),
-            ("qwen3-30b-a3b", "B200", ONE, 1024, 8192, 13_497, "nvfp4"),
-            ("qwen3-30b-a3b", "B200", ONE, 8192, 1024, 5_735, "nvfp4"),
-            ("gpt-oss-120b", "H200", ONE, 1000, 1000, 6_868, "mxfp4"),
-            ("gpt-oss-120b", "H200", ONE, 1024, 8192, 3_543, "mxfp4"),
-            ("gpt-oss-120b", "H200", ONE, 8192, 1024, 1_828, "mxfp4"),
-            ("gpt-oss-120b", "H200", ONE, 32_768, 1024, 519, "mxfp4"),
-            ("gpt-oss-120b", "H100", DEP4, 1000, 1000, 4_685, "mxfp4"),
-            ("gpt-oss-120b", "H100", DEP4, 8192, 1024, 1_169, "mxfp4"),
-            ("gpt-oss-120b", "H100", DEP4, 32_768, 1024, 333, "mxfp4"),
-            ("gpt-oss-20b", "H200", ONE, 1000, 1000, 13_858, "mxfp4"),
-            ("gpt-oss-20b", "H200", ONE, 1024, 8192, 12_743, "mxfp4"),
-            ("gpt-oss-20b", "H200", ONE, 8192, 1024, 4_015, "mxfp4"),
-            ("gpt-oss-20b", "H200", ONE, 32_768, 1024, 915, "mxfp4"),
-            ("gpt-oss-20b", "H100", ONE, 1000, 1000, 11_557, "mxfp4"),
-            ("gpt-oss-20b", "H100", ONE, 1024, 8192, 8_617, "mxfp4"),
-            ("gpt-oss-20b", "H100", ONE, 8192, 1024, 3_366, "mxfp4"),
-            ("gpt-oss-20b", "H100", ONE, 32_768, 1024, 785, "mxfp4"),
-        )
-    ),
-    *(
-        Row(*row, pytorch=True, held=True)
-        for row in (
-            ("qwen3-235b-a22b", "H200", DEP4, 32_768, 1024, 134),
-            ("qwen3-235b-a22b", "B200", DEP4, 1024, 32_768, 1_255, "nvfp4"),
-            ("qwen3-235b-a22b", "B200", DEP4, 32_768, 1024, 319, "nvfp4"),
-            ("qwen3-30b-a3b", "B200", ONE, 1024, 32_768, 4_494, "nvfp4"),
-            ("qwen3-30b-a3b", "B200", ONE, 32_768, 1024, 1_265, "nvfp4"),
-            ("gpt-oss-120b", "H100", DEP4, 1024, 32_768, 1_177, "mxfp4"),
-            ("deepseek-v3", "B200", DEP4, 1024, 32_768, 1_451, "nvfp4"),
-            ("llama-3.1-70b", "GB200", ONE, 1000, 1000, 7_769, "nvfp4"),
-            ("qwen3-30b-a3b", "GB200", ONE, 1000, 1000, 22_856, "nvfp4"),
-            ("qwen3-30b-a3b", "GB200", ONE, 1024, 8192, 14_272, "nvfp4"),
-            ("qwen3-30b-a3b", "GB200", ONE, 8192, 1024, 6_201, "nvfp4"),
-            ("qwen3-235b-a22b", "GB200", DEP4, 1000, 1000, 6_172, "nvfp4"),
-            ("qwen3-235b-a22b", "GB200", DEP4, 1024, 8192, 3_423, "nvfp4"),
-            ("qwen3-235b-a22b", "GB200", DEP4, 8192, 1024, 1_464, "nvfp4"),
-            ("deepseek-v3", "GB200", DEP4, 1000, 1000, 6_939, "nvfp4"),
-            ("deepseek-v3", "GB200", DEP4, 1024, 8192, 4_379, "nvfp4"),
-            ("deepseek-v3", "GB200", DEP4, 8192, 1024, 1_192, "nvfp4"),
-        )
-    ),
+    *told("llama-3.1-8b", "H200", ONE, "128/128 28447, 128/2048 23295, 500/2000 21463"),
+    *told("llama-3.1-8b", "H200", ONE, "1000/1000 17591, 1000/2000 17140, 2048/128 3531"),
+    *told("llama-3.1-8b", "H200", ONE, "2048/2048 12022, 5000/500 3852, 20000/2000 1706"),
+    *told("llama-3.1-8b", "H100", ONE, "128/128 27569, 128/2048 22004, 500/2000 17794"),
+    *told("llama-3.1-8b", "H100", ONE, "1000/1000 15270, 1000/2000 13850, 2048/128 3495"),
+    *told("llama-3.1-8b", "H100", ONE, "2048/2048 9654, 5000/500 3371, 20000/2000 1341"),
+    *told("llama-3.1-70b", "H200", ONE, "128/2048 4351, 1000/1000 2727, 2048/2048 1990"),
+    *told("llama-3.1-70b", "H100", Layout(2), "1000/1000 2095.5"),
+    *told("llama-3.1-70b", "H200", Layout(2), "1000/1000 2587", **NEW),
+    *told("llama-3.1-70b", "H100", Layout(2), "1000/1000 2209", **NEW),
+    *told("llama-3.1-70b", "H200", Layout(2), "8192/1024 537", **NEW),
+    *told("llama-3.1-70b", "H100", Layout(2), "8192/1024 398", **NEW),
+    *told("qwen3-235b-a22b", "H200", DEP4, "1000/1000 3288, 1024/8192 1417, 8192/1024 627", **NEW),
+    *told("qwen3-235b-a22b", "H100", DEP8, "1000/1000 1932, 1024/8192 873", **NEW),
+    *told("qwen3-235b-a22b", "B200", DEP4, "1000/1000 5764, 1024/8192 3389", "nvfp4", **NEW),
+    *told("qwen3-235b-a22b", "B200", DEP4, "8192/1024 1410", "nvfp4", **NEW),
+    *told("deepseek-v3", "H200", DEP8, "1000/1000 1627, 1024/8192 1218, 1024/32768 438", **NEW),
+    *told("deepseek-v3", "B200", DEP4, "1000/1000 6463, 1024/8192 3862", "nvfp4", **NEW),
+    *told("deepseek-v3", "B200", DEP4, "8192/1024 1168", "nvfp4", **NEW),
+    *told("qwen3-30b-a3b", "B200", ONE, "1000/1000 26971, 1024/8192 13497", "nvfp4", **NEW),
+    *told("qwen3-30b-a3b", "B200", ONE, "8192/1024 5735", "nvfp4", **NEW),
+    *told("gpt-oss-120b", "H200", ONE, "1000/1000 6868, 1024/8192 3543", "mxfp4", **NEW),
+    *told("gpt-oss-120b", "H200", ONE, "8192/1024 1828, 32768/1024 519", "mxfp4", **NEW),
+    *told("gpt-oss-120b", "H100", DEP4, "1000/1000 4685, 8192/1024 1169", "mxfp4", **NEW),
+    *told("gpt-oss-120b", "H100", DEP4, "32768/1024 333", "mxfp4", **NEW),
+    *told("gpt-oss-20b", "H200", ONE, "1000/1000 13858, 1024/8192 12743", "mxfp4", **NEW),
+    *told("gpt-oss-20b", "H200", ONE, "8192/1024 4015, 32768/1024 915", "mxfp4", **NEW),
+    *told("gpt-oss-20b", "H100", ONE, "1000/1000 11557, 1024/8192 8617", "mxfp4", **NEW),
+    *told("gpt-oss-20b", "H100", ONE, "8192/1024 3366, 32768/1024 785", "mxfp4", **NEW),
+    *told("qwen3-235b-a22b", "H200", DEP4, "32768/1024 134", **HELD),
+    *told("qwen3-235b-a22b", "B200", DEP4, "1024/32768 1255, 32768/1024 319", "nvfp4", **HELD),
+    *told("qwen3-30b-a3b", "B200", ONE, "1024/32768 4494, 32768/1024 1265", "nvfp4", **HELD),
+    *told("gpt-oss-120b", "H100", DEP4, "1024/32768 1177", "mxfp4", **HELD),
+    *told("deepseek-v3", "B200", DEP4, "1024/32768 1451", "nvfp4", **HELD),
+    *told("llama-3.1-70b", "GB200", ONE, "1000/1000 7769", "nvfp4", **HELD),
+    *told("qwen3-30b-a3b", "GB200", ONE, "1000/1000 22856, 1024/8192 14272", "nvfp4", **HELD),
+    *told("qwen3-30b-a3b", "GB200", ONE, "8192/1024 6201", "nvfp4", **HELD),
+    *told("qwen3-235b-a22b", "GB200", DEP4, "1000/1000 6172, 1024/8192 3423", "nvfp4", **HELD),
+    *told("qwen3-235b-a22b", "GB200", DEP4, "8192/1024 1464", "nvfp4", **HELD),
+    *told("deepseek-v3", "GB200", DEP4, "1000/1000 6939, 1024/8192 4379", "nvfp4", **HELD),
+    *told("deepseek-v3", "GB200", DEP4, "8192/1024 1192", "nvfp4", **HELD),
 ]
 
 

@@ -21,6 +21,7 @@ BIG, SMALL, PART = "aa" * 16, "bb" * 16, "cc" * 16
 H200 = f"{BIG} {141 * GIB} {140 * GIB} GPU 9 0 132 0 NVIDIA H200"
 T4 = f"{SMALL} {15 * GIB} {9 * GIB} GPU 7 5 40 0 Tesla T4"
 MIG = f"{PART} {18 * GIB} {17 * GIB} MIG 9 0 16 0 NVIDIA H100 MIG 1g.20gb"
+ORIN = f"{BIG} {61 * GIB} -1 GPU 8 7 16 1 Orin"
 SPARK = f"{BIG} {119 * GIB} -1 GPU 12 1 48 1 NVIDIA GB10"
 ASK = """
 import json, sys
@@ -73,6 +74,17 @@ def test_devices_have_cudas_numbers_and_the_memory_of_their_own_uuid(machine: Ma
 def test_an_instance_of_a_partitioned_gpu_has_its_own_memory(machine: Machine) -> None:
     [part] = ask(machine(MIG))["gpus"]
     assert (part["memory"], part["free"], part["multiprocessors"]) == (18 * GIB, 17 * GIB, 16)
+
+
+def test_a_jetson_without_a_management_library(machine: Machine, tmp_path: Path) -> None:
+    """Its GPU has the host's memory, and older systems of it have no NVML."""
+    environment = machine(ORIN)
+    only = tmp_path / "only"
+    only.mkdir()
+    (only / "libcuda.so.1").symlink_to(Path(environment["LD_LIBRARY_PATH"]) / "libcuda.so.1")
+    [gpu] = ask({**environment, "LD_LIBRARY_PATH": str(only)}, 20 * GIB)["gpus"]
+    assert (gpu["free"], gpu["memory"], gpu["integrated"]) == (20 * GIB, 61 * GIB, True)
+    assert gpu["capability"] == [8, 7]
 
 
 @pytest.mark.parametrize(("host", "free"), [(64 * GIB, 64 * GIB), (500 * GIB, 119 * GIB)])

@@ -13,6 +13,7 @@ def test_a_key_is_made_listed_and_removed(run: Any, tmp_path: Path) -> None:
     made = run("keys", "add", "team-a", "--file", str(file), "--requests-per-minute", "60")
     assert made.returncode == 0, made.stderr
     secret = made.stdout.strip()
+    assert f"headrace serve --keys {file}" in made.stderr
     operator = run("keys", "add", "ops", "--operator", "--file", str(file)).stdout.strip()
     assert secret not in file.read_text()
     accounts = Accounts(file)
@@ -36,4 +37,5 @@ def test_a_key_is_made_listed_and_removed(run: Any, tmp_path: Path) -> None:
 def test_serve_refuses_a_file_of_keys_that_is_none(run: Any, tmp_path: Path) -> None:
     done = run("serve", "/no/model", "--port", "0", "--keys", str(tmp_path / "none.toml"))
     assert done.returncode == 2
-    assert done.stderr.startswith("error: cannot read the keys")
+    assert done.stderr.startswith("error: no keys:")
+    assert "headrace keys add makes it" in done.stderr

@@ -17,7 +17,7 @@ from PIL import Image
 
 from headrace.base.errors import EngineFault, InvalidRequest, TooLarge
 from headrace.cli.conversation import Conversation
-from headrace.cli.pictures import LIMITS, dropped, picture_part
+from headrace.cli.pictures import LIMITS, dropped, film_part, picture_part
 from headrace.cli.voice import Piece, SamplingOptions
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
@@ -34,8 +34,8 @@ class Said:
         self.fault: Exception | None = None
         self._sees = sees
 
-    async def sees(self) -> bool:
-        return self._sees
+    async def sees(self, kind: str = "image") -> bool:
+        return self._sees and kind in ("image", "video")
 
     async def chat(self, messages: list[Any], options: SamplingOptions) -> AsyncGenerator[Piece]:
         del options
@@ -141,6 +141,25 @@ async def test_a_refused_message_leaves_its_pictures(picture: Path) -> None:
     assert voice.asked[-1] == [{"role": "user", "content": "Hello"}]
 
 
+async def test_a_video_goes_with_the_next_message(picture: Path, tmp_path: Path) -> None:
+    film, path, voice = tmp_path / "a.mp4", tmp_path / "talk.json", Said()
+    film.write_bytes(b"\0\0\0\x20ftypisom" + bytes(64))
+    lines = f"/video {film}", f"/image {picture}", "What?", f"/save {path}"
+    first, shown = await talk(voice, *lines)
+    part = film_part(film)
+    assert part["video_url"]["url"].startswith("data:video/mp4;base64,")
+    assert voice.asked[0][0]["content"] == [
+        part, picture_part(picture), {"type": "text", "text": "What?"}
+    ]  # fmt: skip
+    assert "[a.mp4: a video for the next message]" in shown
+    second, _ = await talk(voice, f"/load {path}", "/retry")
+    assert second.messages == first.messages
+    with pytest.raises(InvalidRequest, match="tiny takes no videos"):
+        await talk(Said(sees=False), f"/video {film}")
+    with pytest.raises(InvalidRequest, match="mp4"):
+        await talk(Said(), f"/video {picture}")
+
+
 async def test_a_saved_conversation_keeps_its_pictures(picture: Path, tmp_path: Path) -> None:
     path, voice = tmp_path / "talk.json", Said()
     first, _ = await talk(voice, f"/image {picture}", "What?", f"/save {path}")
@@ -155,12 +174,17 @@ async def test_a_saved_conversation_keeps_its_pictures(picture: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_the_terminal_sees_what_a_server_sees(run: Any, picture: Path, tmp_path: Path) -> None:
+    from tiny.filmed import drawn as frames_of
+    from tiny.filmed import file_of
     from tiny.seeing_chat import make
 
+    pytest.importorskip("av", reason="needs the extra av")
     folder = tmp_path / "seeing"
     make(folder)
     small = ("--threads", "2", "--kv-dtype", "float32", "--max-context", "512")
-    lines = f"/image {picture}\nWhat is it? <image>\nAnd now?\n'{picture}' The same?\n"
+    film, lines = tmp_path / "a.mp4", f"/image {picture}\nWhat is it? <image>\nAnd now?\n"
+    film.write_bytes(file_of(frames_of(30, 48, 32)))
+    lines += f"'{picture}' The same?\n/clear\n/video {film}\nAnd this?\n"
     asked = ("--max-tokens", "8", "--temperature", "0")
     here = run("chat", str(folder), *small, *asked, stdin=lines)
     assert here.returncode == 0, here.stderr
@@ -168,7 +192,7 @@ def test_the_terminal_sees_what_a_server_sees(run: Any, picture: Path, tmp_path:
         there = run("chat", "--url", server.url, *asked, stdin=lines)
     assert there.returncode == 0, there.stderr
     assert here.stdout == there.stdout
-    assert len(here.stdout.splitlines()) >= 5
+    assert len(here.stdout.splitlines()) >= 7
 
 
 @pytest.mark.slow

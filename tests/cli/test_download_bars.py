@@ -7,12 +7,12 @@ import io
 import pytest
 
 from headrace.base.errors import DownloadError
-from headrace.cli.progress import DownloadBars
+from headrace.loader.progress import ProgressLine
 
 
 def test_a_wait_is_shown_without_a_size() -> None:
     stream = io.StringIO()
-    with DownloadBars(stream) as bars:
+    with ProgressLine(stream) as bars:
         bars.start(0, "waiting for another process")
         bars.advance(0)
         bars.done()
@@ -23,7 +23,7 @@ def test_a_wait_is_shown_without_a_size() -> None:
 
 def test_a_computation_is_shown_in_per_cent() -> None:
     stream = io.StringIO()
-    with DownloadBars(stream) as bars:
+    with ProgressLine(stream) as bars:
         bars.start(8, "calibrating", share=True)
         bars.advance(2)
         bars.done()
@@ -38,12 +38,16 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_has_a_bar_of_each_kind() -> None:
+def test_a_terminal_has_a_line_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProgressLine, "PATIENCE", 0.0)
+    monkeypatch.setattr(ProgressLine, "INTERVALS", (0.0, 0.0))
     stream = Terminal()
-    with DownloadBars(stream) as bars:
+    with ProgressLine(stream) as bars:
         bars.start(8, "calibrating", share=True)
         bars.advance(2)
         bars.start(3 << 20, "a file")
-        bars.advance(3 << 20)
-    assert "25%" in stream.getvalue()
-    assert "3.1/3.1 MB" in stream.getvalue()
+        bars.advance(1 << 20)
+    shown = stream.getvalue()
+    assert "\rcalibrating: 25 %\x1b[K" in shown
+    assert "\ra file: 1 of 3 MiB, " in shown
+    assert shown.endswith(" s left\x1b[K\r\x1b[K")

@@ -65,6 +65,7 @@ PARSED = {
 }
 ELSEWHERE = {
     "headrace serve --from": "tests/cli/test_translate.py has such lines",
+    "headrace plan --from": "tests/cli/test_plan_from.py has such lines",
     "lm/bin/": "a foreign program, from an index; benchmarks/CHANGELOG.md has its figures",
     "python -m venv lm": "a foreign program, from an index",
     "cp benchmarks/lm_eval": "prepares the foreign program",

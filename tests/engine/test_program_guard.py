@@ -91,8 +91,8 @@ async def test_weights_that_change_are_seen_and_replaced(engine: ProgramEngine) 
     pid = program.confined.pid
     assert pid is not None
     # Weights may lie packed: each line of some floats that is there is hit.
-    hit = sum(flip_in_process(pid, WEIGHTS[row, at : at + 4].tobytes())
-              for row in range(3) for at in range(0, 64, 4))  # fmt: skip
+    lines = [WEIGHTS[row, at : at + 4].tobytes() for row in range(3) for at in range(0, 64, 4)]
+    hit = flip_in_process(pid, lines)
     assert hit
     assert not np.array_equal(await run(engine), right), "the flip hit nothing that is read"
     await until(guard, Mode.SAFE)

@@ -417,6 +417,16 @@ async def test_what_only_reads_loads_no_resting_model(
     assert not residents.resting
 
 
+async def test_a_resting_model_that_is_unloaded_is_gone(
+    served: tuple[Service, Residents, httpx.AsyncClient],
+) -> None:
+    _, residents, _ = served
+    (two,) = residents.resting
+    await residents.unload("two")
+    assert not residents.resting
+    assert two not in residents._chosen
+
+
 async def test_a_rest_counts_from_the_last_request(
     served: tuple[Service, Residents, httpx.AsyncClient],
 ) -> None:

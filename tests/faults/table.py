@@ -1,7 +1,7 @@
 """The fault table: a real server is killed, stopped, filled, flooded and lied to; what came back?
 
     python tests/faults/table.py [--rows PATTERN] [--fuzz N [--mutations FILE]] [--json FILE]
-        [--table FILE]
+        [--keep] [--table FILE]
 
 Rows and mutations are those of tests/faults, of which CI tries the quick ones. `--fuzz` mutations
 of each kind of input are tried beside (0: none; mutate.py); where FILE has the results
@@ -21,6 +21,7 @@ import platform
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,12 @@ NAMES = {
     "memory_beside_mib": "{} MiB beside",
     "memory_mib": "{} MiB",
     "hold_seconds": "the event loop held for {} s",
+    "wrong_after_the_test": "{} wrong answers after the test",
+    "seen_seconds": "lost after {} s",
+    "jumps_unseen": "{} jumps and losses untold",
+    "age_seconds": "age at most {} s",
+    "unseen": "{} bits turned unseen",
+    "unnamed": "{} misses without their cause",
 }
 
 
@@ -70,6 +77,13 @@ async def rows(pattern: str, folder: Path) -> list[Row]:
     return done
 
 
+def kept(before: list[dict[str, Any]], done: list[Row]) -> list[Row]:
+    """Rows of a record, each as it was tried now, or as it was; then those that are new."""
+    new = {(row.kind, row.fault): row for row in done}
+    old = [Row(**{name: one[name] for name in one if name != "broken"}) for one in before]
+    return [new.pop((row.kind, row.fault), row) for row in old] + list(new.values())
+
+
 def as_table(done: list[Row], fuzzed: list[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(HEADINGS)} |", "|---|--:|--:|--:|--:|--:|---|"]
     for row in done:
@@ -77,12 +91,14 @@ def as_table(done: list[Row], fuzzed: list[dict[str, Any]]) -> str:
         counts = (row.sent, row.answered, row.refused, row.hung, row.lost)
         cells = (f"{row.kind}: {row.fault}", *(f"{count:,}" for count in counts), "; ".join(facts))
         lines.append(f"| {' | '.join(cells)} |")
-    for one in fuzzed:
-        ends = one["ends"]
-        lost = ends.get("untyped", 0) + ends.get("lost", 0)
-        counts = (one["sent"], ends.get("read", 0), ends.get("refused", 0))
-        counts = (*counts, ends.get("hung", 0), lost)
-        cells = (f"mutate: {one['kind']}", *(f"{count:,}" for count in counts), "")
+    if fuzzed:
+        ends = Counter[str]()
+        for one in fuzzed:
+            ends.update({"sent": one["sent"], **one["ends"]})
+        ends["lost"] += ends["untyped"]
+        counts = (ends[name] for name in ("sent", "read", "refused", "hung", "lost"))
+        kinds = ", ".join(one["kind"] for one in fuzzed)
+        cells = (f"mutate: {kinds}", *(f"{count:,}" for count in counts), "")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -94,12 +110,17 @@ def main() -> None:
     parser.add_argument("--mutations", type=Path, help="their results, from which it goes on")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--keep", action="store_true", help="what the JSON has of other rows stays")
     given = parser.parse_args()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         done = asyncio.run(rows(given.rows, Path(folder)))
         file = given.mutations or Path(folder) / "mutations.json"
         fuzzed = mutate.run(given.fuzz, file) if given.fuzz else []
+    if given.keep:
+        before = json.loads(given.json.read_text())
+        done = kept(before["rows"], done)
+        fuzzed = fuzzed or before["mutations"]
     record = {
         "machine": {
             "cpus": os.cpu_count(),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import fault_gateway
@@ -15,6 +16,7 @@ import fault_rows
 import fault_servers
 import pytest
 from fault_client import Row
+from table import kept
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +46,13 @@ def test_a_fault_of_a_server_of_its_own(tmp_path: Path, name: str) -> None:
         pytest.skip("what this fault needs of the system is not to be had here")
     assert not row.broken(timed=False), row
     assert row.facts["after"] == "answered"
+
+
+def test_rows_that_were_not_tried_stay() -> None:
+    first, second = Row("kill", "x", sent=1), Row("stop", "y", sent=2)
+    before = [{**asdict(row), "broken": []} for row in (first, second)]
+    again, new = Row("stop", "y", sent=3), Row("fill", "z")
+    assert kept(before, [new, again]) == [first, again, new]
 
 
 def test_a_broken_promise_is_told() -> None:

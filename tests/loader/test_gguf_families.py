@@ -232,6 +232,7 @@ def test_both_kinds_of_file_say_the_same(family: str, both: Both) -> None:
 def test_every_architecture_of_gguf_has_a_file_here() -> None:
     elsewhere = {"qwen2", "qwen3", "qwen3moe", "llama", "gemma3", "granitehybrid"}
     elsewhere |= {"qwen35", "qwen35moe", "qwen3next", "nemotron_h"}
+    elsewhere |= {"qwen2vl", "qwen3vl", "qwen3vlmoe"}
     assert {arch for _, arch, _ in FAMILIES.values()} == set(GGUF_ARCHITECTURES) - elsewhere
 
 

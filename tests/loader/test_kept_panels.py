@@ -26,7 +26,7 @@ from headrace.loader import cached_models, panelfile, remove
 from headrace.loader.kept import kept_panels
 from headrace.loader.panelfile import FORMAT, HUGE, MAGIC, PAGE, PanelFile, PanelFileWrong, Part
 from headrace.loader.panels import PanelShelf, kept_path, portable
-from headrace.loader.progress import TerminalLine
+from headrace.loader.progress import ProgressLine
 
 IDENTITY = {"layout": "1", "source": "/model.gguf"}
 SIZES = {"small": 100, "one page": PAGE, "long": 3 * HUGE + 17}
@@ -438,14 +438,14 @@ class Terminal(io.StringIO):
 def test_a_terminal_sees_it_once(
     files: ModelFiles, folder: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    monkeypatch.setattr(TerminalLine, "PATIENCE", 0.0)
-    monkeypatch.setattr(TerminalLine, "INTERVAL", 0.0)
+    monkeypatch.setattr(ProgressLine, "PATIENCE", 0.0)
+    monkeypatch.setattr(ProgressLine, "INTERVALS", (0.0, 0.0))
     shown = Terminal(terminal)
-    start(files, folder, progress=TerminalLine(shown))
+    start(files, folder, progress=ProgressLine(shown, enabled=terminal))
     seen = shown.getvalue()
     assert ("repacking model.gguf for this CPU, once" in seen) == terminal
     assert ("100 %" in seen) == terminal
     assert seen.endswith("\r\x1b[K") == terminal
     again = Terminal(terminal)
-    start(files, folder, progress=TerminalLine(again))
+    start(files, folder, progress=ProgressLine(again, enabled=terminal))
     assert again.getvalue() == ""

@@ -1,20 +1,23 @@
 """Decode many mutated pictures, each in a confined child of its own, and count what came of them.
 
-Run: `python tests/media/mutated_pictures.py FILES SEED < whole files as JSON of base64`. The child
-is forked from a process that has imported Pillow, so that a file takes milliseconds; apart from
-that it is the child of a server. Prints the outcomes with their counts, and the largest memory.
+Run: `python tests/media/mutated_pictures.py FILES SEED [JSON]`. The child is forked from a process
+that has imported Pillow, so that a file takes milliseconds; apart from that it is the child of a
+server. Prints (and writes) the outcomes with their counts, what is not a known one, the memory of
+the largest child, and what this process has grown by since its first thousand files.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import resource
 import sys
+import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
+from drawn_pictures import FORMATS, drawn, encoded
 
 from headrace.media import picture_child
 from headrace.media.pictures import PICTURE_REFUSALS, picture_format
@@ -71,12 +74,33 @@ def outcome(data: bytes) -> str:
     return str(found.get("refused", "silent"))
 
 
+def resident() -> int:
+    """Memory of this process, in KiB."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+
+
 if __name__ == "__main__":
-    files, draw = int(sys.argv[1]), np.random.default_rng(int(sys.argv[2]))
-    wholes = [base64.b64decode(one) for one in json.load(sys.stdin)]
+    files, seed = int(sys.argv[1]), int(sys.argv[2])
+    draw, begin = np.random.default_rng(seed), time.monotonic()
+    wholes = [encoded(drawn(draw, 40, 30, mode), format, **more) for format, mode, more in FORMATS]
     PILLOW = {name: picture_child.imported(name) for name in picture_child.PLUGINS}
-    counts = Counter(outcome(mutated(wholes[at % len(wholes)], draw)) for at in range(files))
-    known = {"tiles", *PICTURE_REFUSALS}
-    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    open_files = len(os.listdir("/proc/self/fd"))
-    print(json.dumps([counts, sorted(counts.keys() - known), memory, open_files]))
+    counts: Counter[str] = Counter()
+    first = open_first = 0
+    for at in range(files):
+        counts[outcome(mutated(wholes[at % len(wholes)], draw))] += 1
+        if at == 999:
+            first, open_first = resident(), len(os.listdir("/proc/self/fd"))
+    told = {
+        "count": files,
+        "seed": seed,
+        "seconds": round(time.monotonic() - begin, 1),
+        "outcomes": dict(counts.most_common()),
+        "unknown": sorted(counts.keys() - {"tiles", *PICTURE_REFUSALS}),
+        "peak_kib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss,
+        "grown_kib": resident() - first,
+        "descriptors_more": len(os.listdir("/proc/self/fd")) - open_first,
+    }
+    print(json.dumps(told))
+    if len(sys.argv) > 3:
+        Path(sys.argv[3]).write_text(json.dumps(told, indent=1) + "\n")

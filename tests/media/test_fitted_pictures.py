@@ -20,8 +20,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 )
 
 from headrace.base.errors import InvalidRequest
-from headrace.base.tiling import Bounding, Fitting, Matching, Panning, TooNarrow, cut
+from headrace.base.tiling import Bounding, Fitting, Matching, Padding, Panning, TooNarrow, cut
 from headrace.media import PICTURE_REFUSALS, PictureLimits, decode_picture, levels
+from headrace.media import picture_child as child
+from tiny.llama4_chat import processed
 
 SMALL = Fitting(square=8, least=192, most=3_000)
 TILED = ((1, 1), (1, 900), (900, 1), (16, 16), (32, 16), (16, 48), (33, 17), (64, 48))
@@ -203,3 +205,22 @@ def test_pictures_of_one_pixel_a_side_keep_their_tiles(rule: Panning | Bounding)
         made = decode_picture(encoded(Image.new("RGB", size), "PNG"), rule)
         assert made.tiles.shape[1:3] == cut(*size, rule).tile[::-1]
         assert (made.width, made.height) == size
+
+
+def test_padded_pictures_and_their_tiles_are_those_of_transformers() -> None:
+    """Llama 4's processor, resized by Pillow: grids, black beyond the picture, bfloat16."""
+    draw, grids = np.random.default_rng(43), set()
+    table = levels(1 / 255, [0.5] * 3, [0.5] * 3, brief=True)
+    for at in range(200):
+        format, mode, more = FORMATS[at % len(FORMATS)]
+        width, height = TILED[at] if at < len(TILED) else map(int, draw.integers(1, 200, 2))
+        data = encoded(drawn(draw, width, height, mode), format, **more)
+        rule = Padding(16, (16, 1, 5, 12)[at % 4])
+        tiles, rows, columns = ours(data, rule)
+        opened = child.upright(Image.open(io.BytesIO(data)), Image)
+        wanted, grid = processed(opened, rule.most, 16)
+        assert grid == (max(rows, 1), max(columns, 1))
+        made = np.stack([table[one][tiles[..., one]] for one in range(3)], 1)
+        assert np.array_equal(made, wanted.float().numpy())
+        grids.add(grid)
+    assert len(grids) > 12

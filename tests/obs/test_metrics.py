@@ -133,7 +133,7 @@ def test_two_engines_share_nothing() -> None:
 def test_own_histogram_equals_the_librarys() -> None:
     registry = CollectorRegistry()
     theirs = Histogram("h", "h", buckets=TOKEN_SECONDS, registry=registry)
-    ours = Own(TOKEN_SECONDS)
+    ours = Own(TOKEN_SECONDS, "h", "h")
     for seconds in (0.0, 0.009, 0.01, 0.011, 0.3, 79.9, 80.0, 81.0, *TOKEN_SECONDS):
         theirs.observe(seconds)
         ours.observe(seconds)
@@ -143,7 +143,7 @@ def test_own_histogram_equals_the_librarys() -> None:
 
 
 def test_labels_are_bounded() -> None:
-    labelled = Labelled("a", most=3)
+    labelled = Labelled("n", "l", "h", "a", most=3)
     for place in range(100):
         labelled.add(f"v{place}")
     assert len(labelled.values) == 4

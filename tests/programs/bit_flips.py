@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def flip_in_process(pid: int, pattern: bytes) -> int:
-    """Turn over a bit in each place of a process where these bytes are; return their number."""
-    found = 0
+def flip_in_process(pid: int, patterns: Iterable[bytes]) -> int:
+    """Turn over a bit in each place of a process where one of these is; return their number.
+    Its memory is read once, since that may take seconds, in which a guard tests it."""
+    found, wanted = 0, [*patterns]
     spaces = Path(f"/proc/{pid}/maps").read_text().splitlines()
     with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
         for line in spaces:
@@ -21,12 +23,13 @@ def flip_in_process(pid: int, pattern: bytes) -> int:
                 data = memory.read(end - begin)
             except (OSError, ValueError, OverflowError):
                 continue
-            at = data.find(pattern)
-            while at >= 0:
-                memory.seek(begin + at + 3)
-                memory.write(bytes([data[at + 3] ^ 0x40]))
-                found += 1
-                at = data.find(pattern, at + len(pattern))
+            for pattern in wanted:
+                at = data.find(pattern)
+                while at >= 0:
+                    memory.seek(begin + at + 3)
+                    memory.write(bytes([data[at + 3] ^ 0x40]))
+                    found += 1
+                    at = data.find(pattern, at + len(pattern))
     return found
 
 

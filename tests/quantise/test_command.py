@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from headrace.base.errors import InvalidRequest, ModelFileError, Untrusted
+from headrace.base.errors import InvalidRequest, ModelFileError, UnsupportedModel, Untrusted
 from headrace.cli.main import application
 from headrace.factory import compare as compare_module
 from headrace.factory import to_compressed, to_gguf
 from headrace.factory.compare import Comparison, Interval, compare, thresholds
-from headrace.factory.quantise import text_of
+from headrace.factory.quantise import Quantised, text_of
 from headrace.loader import sealed
+from headrace.loader.gguf import GgufFile
 from headrace.loader.open import open_model
+from headrace.quantise import calibrate as calibrate_module
 from headrace.quantise.imatrix import Importance, write_imatrix
 from headrace.quantise.text import read_text, sample
 from tiny import talker
@@ -179,6 +183,13 @@ def test_a_text_that_is_none_is_refused(
         sample(read_text(path), open_model(str(dense)))
 
 
+def test_a_pipe_is_no_text(tmp_path: Path) -> None:
+    """Nobody writes to it: to open it would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidRequest, match="must be a file"):
+        read_text(tmp_path / "pipe")
+
+
 @pytest.mark.parametrize("line", ["[", "{}", '{"messages": 3}', '{"text": 1}', "7"])
 def test_a_line_that_is_no_document_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
@@ -274,6 +285,83 @@ def test_a_wrong_wish_is_one_line(
     assert done.exit_code in (2, 3)
     assert error in done.output
     assert "Traceback" not in done.output
+
+
+def test_a_run_goes_on_with_its_own_text_alone(
+    dense: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended in its second segment. Another text is refused by its digest; its own one goes on from
+    there, in a folder that the command made."""
+    out, real, ended = tmp_path / "new" / "out.gguf", calibrate_module._commit, []
+
+    def killed(folder: Any, number: int, *rest: Any) -> None:
+        if number == 1 and not ended:
+            ended.append(folder.done)
+            raise SystemError("killed")
+        real(folder, number, *rest)
+
+    monkeypatch.setattr(calibrate_module, "_commit", killed)
+    given = ("--to", "q8_0", "--out", out, "--least-share", 0, "--windows", 1, "--text")
+    assert isinstance(command(dense, *given, text).exception, SystemError)
+    assert ended == [1]
+    other = tmp_path / "other.txt"
+    other.write_text(WORDS * 39)
+    done = command(dense, *given, other)
+    assert done.exit_code == 2
+    assert "a run with another text" in done.output
+    assert "another result with --out" in " ".join(done.output.split())
+    assert not out.exists()
+    done = command(dense, *given, text)
+    assert done.exit_code == 0, done.output
+    assert open_model(str(out)).arch.task == "tokens"
+
+
+def test_a_full_disk_is_one_line(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too little before it begins; none where the report is written, before the result appears."""
+    out = tmp_path / "out.gguf"
+    given = ("--to", "q8_0", "--text", "none", "--least-share", 0, "--windows", 1, "--out", out)
+    usage = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+        done = command(dense, *given)
+    assert done.exit_code != 0
+    assert "1,000 are free; free some, or choose another place with --out" in done.output
+    assert not [*tmp_path.iterdir()]
+    (tmp_path / "out.gguf.report.json").mkdir()
+    done = command(dense, *given)
+    assert done.exit_code == 2, done.output
+    assert "out.gguf.report.json cannot be written: Is a directory" in done.output
+    assert not out.exists()
+    (tmp_path / "out.gguf.report.json").rmdir()
+    assert command(dense, *given).exit_code == 0
+    assert json.loads((tmp_path / "out.gguf.report.json").read_text())["gate"]["passed"] is True
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_rows_that_are_no_whole_blocks_are_named(every: bool, tmp_path: Path) -> None:
+    """They stay dense, and the report says so; a model of nothing else is refused."""
+    path, width = tmp_path / "odd-F16.gguf", 48 if every else 64
+    writer = gguf.GGUFWriter(path, "llama")
+    rng = np.random.default_rng(0)
+    shapes = {"attn_q": width, "ffn_down": 48}
+    for name, rows in shapes.items():
+        writer.add_tensor(f"blk.0.{name}.weight", rng.random((64, rows), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GgufFile(path)
+    if every:
+        with pytest.raises(UnsupportedModel, match=r"blocks of 32.*attn_q\.weight has rows of 48"):
+            to_gguf.unfit(file)
+        return
+    assert to_gguf.unfit(file) == ["blk.0.ffn_down.weight"]
+    made = to_gguf.tensors(file, None, "q4_k")
+    assert [(one.file_name, one.kind) for one in made] == [("blk.0.attn_q.weight", "Q5_0")]
+    told = Quantised({}, True, [{"kind": "Q5_0", "rows": 3}], to_gguf.unfit(file)).figures()
+    assert told["dense"] == ["blk.0.ffn_down.weight"]
 
 
 def test_what_is_there_is_not_overwritten(dense: Path, tmp_path: Path) -> None:

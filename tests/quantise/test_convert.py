@@ -281,7 +281,7 @@ def test_space_is_asked_for_the_result_alone(
     make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(convert, "check_space", lambda path, size: asked.append(size))
+    monkeypatch.setattr(convert, "check_space", lambda path, size, option: asked.append(size))
     out = tmp_path / "out.gguf"
     assert command(make("Q4_0"), "--to", "q8_0", "--out", out).exit_code == 0
     assert 0.5 < asked[0] / out.stat().st_size <= 1.0

@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -446,6 +446,29 @@ async def test_an_event_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPat
                 break
         assert app._sent.held == 0
         await reply.aclose()
+
+
+async def test_a_stream_too_long_to_keep_loses_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops being kept between two halves of an event."""
+    monkeypatch.setattr(gateways, "MOST_KEPT", 20)
+    parts = [b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\ndata: fo", b"ur\n\n", b"data: 5\n\n"]
+
+    class Answer:
+        headers, status, left = [(b"content-type", b"text/event-stream")], 200, [*parts, b""]
+
+        async def part(self) -> bytes:
+            return self.left.pop(0)
+
+    came = b""
+
+    async def send(message: Any) -> None:
+        nonlocal came
+        came += message.get("body", b"")
+
+    exchange = gateways._Exchange(CHAT, send, BodiesInFlight(1 << 20))
+    await exchange.relay(cast("Any", Answer()), True, None)
+    assert came == b"".join(parts)
+    assert not exchange.resumable
 
 
 # Names, origins, headers

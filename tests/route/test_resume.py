@@ -65,6 +65,13 @@ def test_another_text_is_no_continuation() -> None:
         resume.news(event("b", {"content": "a lake"})[:-2])
 
 
+@pytest.mark.parametrize("first", [5, True, ["a"]])
+def test_a_text_does_not_continue_another_type(first: Any) -> None:
+    resume = Resume(event("a", {"content": first}))
+    with pytest.raises(Diverged):
+        resume.news(event("b", {"content": "a river"})[:-2])
+
+
 def test_calls_of_tools_go_on_within_their_arguments() -> None:
     def call(**function: str) -> dict[str, Any]:
         return {"tool_calls": [{"index": 0, "id": "x", "type": "function", "function": function}]}

@@ -19,6 +19,7 @@ pytest.importorskip("PIL", reason="needs the extra pictures")
 from PIL import Image
 from processes import headrace, running
 
+from tiny import filmed
 from tiny.seeing_chat import make
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -160,6 +161,24 @@ def test_a_picture_goes_with_the_message(
         assert tab.input_value("#message") == "What is it?"
         tab.click("#show-models")
         assert "takes pictures" in tab.inner_text("#served li")
+
+    visit(work)
+
+
+def test_a_video_goes_with_the_message(visit: Callable[..., Any]) -> None:
+    pytest.importorskip("av", reason="needs the extra av")
+    data = filmed.file_of(filmed.drawn(30, 48, 32))
+
+    def work(tab: Any) -> None:
+        give(tab, "drop", ("a.mp4", "video/mp4", data))
+        tab.wait_for_selector("#files li")
+        assert tab.inner_text("#files li span") == "a.mp4"
+        content = ask(tab, "What is it?")
+        assert content == [
+            {"type": "video_url", "video_url": {"url": url_of(data, "video/mp4")}},
+            {"type": "text", "text": "What is it?"},
+        ]
+        assert "Video" in tab.inner_text(".user")
 
     visit(work)
 

@@ -416,6 +416,49 @@ async def test_a_frame_that_is_late_is_told(engine: ProgramEngine) -> None:
         assert "ms old" in failed["error"]["message"]
 
 
+async def test_a_recorded_drive_has_equal_outputs(engine: ProgramEngine, folder: Path) -> None:
+    """Two cameras' frames, recorded as they were sent, and sent again in another order and pace to
+    another engine, beside other work: the outputs of each frame are equal."""
+    drive = [
+        (name, model, sequence, picture(16 * sequence + shift, spot=sequence))
+        for sequence in range(1, 9)
+        for name, model, shift in (("front", "mean", 0), ("rear", "codes", 5))
+    ]
+    size = {"mean": {"size": [30, 40]}, "codes": {}}
+
+    async def driven(engine: ProgramEngine, frames: list[Any], pause: float) -> dict[Any, str]:
+        found = {}
+        async with cameras(engine) as (_, client):
+            for name, model in {frame[0]: frame[1] for frame in frames}.items():
+                asked = {"format": "picture", "period": 60.0, "deadline": 60.0, **size[model]}
+                opened = await client.open(name, model=model, **asked)
+                assert opened["type"] == "camera.opened", opened
+            for name, _, sequence, data in frames:
+                await client.frame(data, name, sequence=sequence, captured=sequence / 10)
+                answer = await client.event("camera.answer", "camera.failed")
+                found[answer["camera"], answer["sequence"]] = json.dumps(answer["outputs"])
+                await asyncio.sleep(pause)
+        return found
+
+    first = await driven(engine, drive, 0.0)
+    assert len(first) == len(drive)
+    assert len(set(first.values())) == len(drive)
+
+    async def busy() -> None:
+        while True:
+            await again.run(again.find("double"), {"x": np.ones((4, 3), "f")})
+
+    files = {name: folder / f"{name}.onnx" for name in FILES}
+    again = await ProgramEngine.start(files, ProgramLimits(1 << 28), lanes=1)
+    work = asyncio.ensure_future(busy())
+    try:
+        rear_first = sorted(drive, key=lambda frame: (frame[0] != "rear", frame[2]))
+        assert await driven(again, rear_first, 0.01) == first
+    finally:
+        work.cancel()
+        await again.close()
+
+
 async def test_who_never_reads_is_left_and_holds_two_frames(
     engine: ProgramEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

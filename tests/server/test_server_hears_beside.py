@@ -18,10 +18,12 @@ from starlette.types import Message
 
 from headrace.base.config import EngineOptions, ServerOptions
 from headrace.base.errors import EngineDead, Overloaded
+from headrace.base.request import StepStats
 from headrace.base.several import read_models
 from headrace.engine.clients.group import EngineGroup
 from headrace.engine.hearing.engine import MOST_SECONDS, RATE, HearingEngine
 from headrace.engine.hearing.records import HearOptions
+from headrace.engine.messages import News
 from headrace.obs.tasks import TaskWatch
 from headrace.server.app import Application, create_app
 from headrace.server.attaching import attach_model
@@ -80,7 +82,9 @@ async def test_a_sound_goes_to_the_model_that_hears(
     assert len(ears.asked) == 3
 
 
-async def test_texts_and_lists_are_of_the_others(client: httpx.AsyncClient) -> None:
+async def test_texts_and_lists_are_of_the_others(
+    ears: FakeHearing, client: httpx.AsyncClient
+) -> None:
     body = {"model": "chat", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
     assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
     refused = await client.post("/v1/chat/completions", json={**body, "model": "ears"})
@@ -91,8 +95,12 @@ async def test_texts_and_lists_are_of_the_others(client: httpx.AsyncClient) -> N
     tags = (await client.get("/api/tags")).json()["models"]
     assert [one["name"] for one in tags] == ["chat:latest"]
     assert (await client.get("/v2/models/ears/ready")).status_code == 200
+    ears.receive(News([], StepStats(seconds=0.5, predicted_seconds=0.25)))
     metrics = (await client.get("/metrics")).text
     assert 'headrace_sounds_running{model_name="ears"}' in metrics
+    assert 'headrace:device_seconds_total{model_name="ears"} 0.5' in metrics
+    assert 'headrace:predicted_seconds_total{model_name="ears"} 0.25' in metrics
+    assert metrics.count("# TYPE headrace:device_seconds_total") == 1, "one family of all models"
 
 
 class Resting:

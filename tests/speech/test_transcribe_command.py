@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from headrace.base.errors import PackageAbsent
+from headrace.cli import transcribe
 from headrace.cli.transcribe import _Written, command
 from headrace.speech.captions import srt, vtt
 from headrace.speech.languages import code_of, language_names
@@ -128,6 +130,22 @@ def test_captions_lie_beside_the_files_of_a_folder(
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "holds no sound" in call(empty).exception.message
+
+
+def test_a_missing_package_is_said_once(
+    folder: Path, built: None, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talks = [tmp_path / "a.wav", tmp_path / "b.wav"]
+    for one in talks:
+        one.write_bytes(sound.read_bytes())
+
+    def absent(*_: Any) -> Any:
+        raise PackageAbsent("reading wav needs soundfile")
+
+    monkeypatch.setattr(transcribe, "decode", absent)
+    done = CliRunner().invoke(command, [*map(str, talks), "--model", str(folder), "--exact"])
+    assert isinstance(done.exception, PackageAbsent)
+    assert "soundfile" not in done.stderr  # The command line says it, as every error.
 
 
 def test_a_language_that_is_unknown(run: Any) -> None:

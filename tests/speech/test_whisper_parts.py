@@ -40,6 +40,14 @@ def test_features_are_those_of_transformers(mels: int, samples: int) -> None:
         assert np.abs(log_mel(given, mels) - nearly).max() < 1e-4
 
 
+@pytest.mark.parametrize("samples", [0, 1, 119, 120, 121, 16_000, 479_639, 479_799])
+def test_silence_after_a_sound_has_the_features_of_zeros(samples: int) -> None:
+    """No frame that holds a sample is taken for silence."""
+    given, whole = sound(2, 30.0)[:samples], np.zeros(480_000, np.float32)
+    whole[:samples] = given
+    assert np.array_equal(log_mel(given, 80), log_mel(whole, 80))
+
+
 def expected(oracle: Any, mel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the encoder and logits of `TOKENS`, by transformers."""
     with torch.no_grad():

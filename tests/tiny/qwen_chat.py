@@ -25,9 +25,11 @@ SPECIALS = (
     "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>",
     "<|video_pad|>",
 )  # fmt: skip
-VOCAB = 256 + len(SPECIALS)
+MERGES = [("Ċ", "Ċ")]
+"""Files of llama.cpp must have one."""
+VOCAB = 256 + len(MERGES) + len(SPECIALS)
 FILM = VOCAB - 1
-END, PLACE = (256 + SPECIALS.index(token) for token in ("<|im_end|>", "<|image_pad|>"))
+END, PLACE = (257 + SPECIALS.index(token) for token in ("<|im_end|>", "<|image_pad|>"))
 PATCH, SQUARE = 4, 8
 LEAST, MOST = 3 * SQUARE**2, 36 * SQUARE**2
 MEAN, DEVIATION = [0.5, 0.4, 0.45], [0.5, 0.25, 0.3]
@@ -125,10 +127,10 @@ def processor() -> Qwen2VLImageProcessorPil:
 
 
 def tokenizer() -> tokenizers.Tokenizer:
-    """A token for each byte, and the special ones."""
+    """A token for each byte, one for an empty line, and the special ones."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {one: place for place, one in enumerate(letters)}
-    found = tokenizers.Tokenizer(models.BPE(words, []))
+    words = {one: place for place, one in enumerate(letters)} | {"ĊĊ": 256}
+    found = tokenizers.Tokenizer(models.BPE(words, MERGES))
     found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     found.decoder = decoders.ByteLevel()
     found.add_special_tokens(list(SPECIALS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,10 +19,10 @@ from headrace.kernels.reference import ReferenceOperators
 from headrace.loader.open import open_model
 from headrace.models.registry import describe
 from headrace.roofline.memory import plan_memory
-from headrace.worker import Worker, WorkerOptions
+from headrace.worker import Worker, WorkerOptions, step_memory
 from headrace.worker.device_memory import check
 from headrace.worker.kv_tensors import allocate_kv
-from headrace.worker.step_memory import SAMPLING_COPIES
+from headrace.worker.step_memory import SAMPLING_COPIES, CudaMemory
 from oracle.driving import pool_of
 from oracle.steps import Forwards, plain
 from tiny import families
@@ -159,6 +160,26 @@ def test_a_device_that_runs_out_while_it_starts(files, monkeypatch: pytest.Monke
     monkeypatch.setattr("headrace.worker.part.allocate_kv", refuse)
     with pytest.raises(DoesNotFit, match=r"4.00 GiB were free before.*--kv-memory 3072MiB"):
         worker.allocate(pool_of(worker, 20))
+
+
+@pytest.mark.parametrize(
+    ("integrated", "free"), [(0, 2 * GIB), (1, 40 * GIB)], ids=["its own", "the host's"]
+)
+def test_file_pages_are_free_where_a_gpu_has_the_hosts_memory(
+    monkeypatch: pytest.MonkeyPatch, integrated: int, free: int
+) -> None:
+    """Jetson and DGX Spark: after a model's files are read their pages fill what is free, and the
+    driver tells the rest alone."""
+    properties = SimpleNamespace(is_integrated=integrated)
+    for name, value in (
+        ("synchronize", None),
+        ("empty_cache", None),
+        ("mem_get_info", (2 * GIB, 64 * GIB)),
+        ("get_device_properties", properties),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(step_memory, "cpu", lambda: SimpleNamespace(available=40 * GIB))
+    assert CudaMemory("cuda").free() == free
 
 
 def test_small_differences_are_no_news(caplog: pytest.LogCaptureFixture) -> None:

@@ -177,7 +177,7 @@ class Chunks:
     """Attention of Llama 4: a window is a chunk, and a query sees the earlier part of its own
     chunk.
 
-    Layers without a window have no positions, and their queries grow with their position: by 1 +
+    Layers without a window have no rope. Their queries at position p are multiplied by 1 +
     `growth` · log(1 + ⌊(p + 1) / `every`⌋) (Nakanishi 2025, arXiv 2501.19399).
     """
 
@@ -228,12 +228,12 @@ class Pooling:
 
 @dataclass(frozen=True, slots=True)
 class BeyondText:
-    """Shape of a model that is for no text."""
+    """Shape of a model without text."""
 
     ranker: Ranker | None = None
-    """A ranker's: it has no layers of a transformer, and a token is a candidate."""
+    """Shape of a ranker: it has no transformer layers, and each token is a candidate."""
     denoiser: Denoiser | None = None
-    """A denoiser's: a token is a patch of a picture."""
+    """Shape of a denoiser: each token is a patch of a picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,9 +301,8 @@ class ModelArch:
 
     @property
     def task(self) -> Literal["tokens", "vector", "score", "rank", "picture"]:
-        """The purpose of the model: to generate, to compute an input once for its vector, the score
-        of a pair, or the scores of candidates, or to draw. A model that generates makes vectors
-        too."""
+        """Purpose of the model: generate tokens, compute an input once for its vector, score a
+        pair, rank candidates, or draw a picture. A model that generates makes vectors too."""
         if self.denoiser is not None:
             return "picture"
         if self.ranker is not None:

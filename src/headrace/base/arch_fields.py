@@ -37,7 +37,7 @@ class Fields:
         return self.prefix + key in self.values
 
     def null(self, key: str) -> bool:
-        """Tell whether the file states a null."""
+        """Return whether the file states a null."""
         return self.present(key) and self.values[self.prefix + key] is None
 
     def raw(self, key: str) -> Any:

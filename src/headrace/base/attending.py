@@ -8,7 +8,7 @@ from .arch import Rope
 
 Values = Literal["own", "normed", "keys", "elsewhere"]
 """Source of a layer's V: a product of its own; the same, each head scaled to a root mean square of
-one; K as its product gives it, scaled so; or K and V written by another layer (Gemma 4)."""
+one; K straight from its product, scaled so; or K and V written by another layer (Gemma 4)."""
 
 
 class AttentionSpec(NamedTuple):
@@ -24,7 +24,7 @@ class AttentionSpec(NamedTuple):
     """Factor on q·k before the softmax."""
     rope: Rope | None = None
     window: int | None = None
-    """Positions that a query sees, itself included; None for all before it. Bidirectional: the most
+    """Positions that a query sees, itself included; None for all before it. Bidirectional: maximum
     tokens of a window, whose bounds are an input of the step; None for the whole entry."""
     softcap: float | None = None
     eps: float = 0.0
@@ -46,8 +46,8 @@ class AttentionSpec(NamedTuple):
     """Whether heads of q and k are scaled to a root mean square of one after the rotation, without
     a gain."""
     across: bool = False
-    """Whether queries see all of the input that their entry reads, whose K and V the graph of an
-    encoder writes (cross attention)."""
+    """Whether this is cross attention: queries see all of their entry's input, whose K and V an
+    encoder's graph writes."""
     reach: int = 0
     """Bidirectional: most tokens of an entry, a multiple of 16, if scores have a bias for each
     distance of a key (T5): [H, 2 · reach], that of a key d behind at reach − 1 + d. 0: none."""
@@ -81,7 +81,7 @@ class AttentionSpec(NamedTuple):
 
     @property
     def stacked(self) -> int:
-        """Width of the existing ones of q, k and v side by side."""
+        """Width of those of q, k and v that exist, side by side."""
         return (self.heads + self.kept * self.kv_heads) * self.size
 
     @property

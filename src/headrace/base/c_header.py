@@ -25,7 +25,7 @@ _FUNCTION = re.compile(r"^(?:HR_)?API ([\w ]+[ *]+)(\w+)\(([^)]*)\)", re.MULTILI
 
 
 class Header:
-    """Numbers, structs and functions of our headers and sources: not of C in general."""
+    """Numbers, structs and functions of our own headers and sources, not of any C."""
 
     def __init__(self, *files: Path) -> None:
         """Read the files in order. A struct is one `typedef struct { … } Name;`; an enumerator and
@@ -49,7 +49,7 @@ class Header:
         self._structs: dict[str, type[Structure]] = {}
 
     def laid(self, kind: type[Struct]) -> type[Struct]:
-        """Give a class of ours, a decorator's argument, the fields of the struct of its name."""
+        """Decorator: give one of our classes the fields of the struct with its name."""
         assert kind.__name__ not in self._structs, f"{kind.__name__} is laid out already"
         kind._fields_ = list(self._fields(self._bodies[kind.__name__]))
         self._structs[kind.__name__] = kind

@@ -23,7 +23,7 @@ DEFAULT_MODEL = "qwen2.5-coder-0.5b"
 ROWS = 64
 """Sequences that run at the same time, unless a device's KV holds more."""
 MOST_THREADS = 256
-"""Threads of the CPU kernels' pool, at most (`csrc/library.cpp`)."""
+"""Maximum threads of the CPU kernels' pool (`csrc/library.cpp`)."""
 
 
 def option(default: Any, help: str, **rules: Any) -> Any:
@@ -66,15 +66,15 @@ class EngineOptions:
     )
     kv_dtype: str = option(
         "auto",
-        "Type of the KV cache; auto is dtype, and bfloat16 beside float32 on a CPU; k8v4 has keys "
-        "in 8 bits and values in 4.",
+        "Type of the KV cache; auto: as dtype, but bfloat16 for float32 on a CPU; k8v4: keys in 8 "
+        "bits and values in 4.",
         choices=("auto", "float32", "bfloat16", "float16", "fp8", "int8", "k8v4"),
     )
     kernels: str = option(
         "auto",
         "Which kernels serve; auto picks per operator. amx: those of the CPU, with dense bf16 "
         "weights through its tiles, where prompts are several times as fast and bits are its own; "
-        "amx-bf16: activations rounded to bf16 besides, as GPUs have them; avx512-bf16: the same "
+        "amx-bf16: also activations rounded to bf16, as on GPUs; avx512-bf16: the same "
         "without tiles.",
         choices=("auto", "ref", *CPU_KERNELS[1:], "triton"),
     )
@@ -124,9 +124,9 @@ class EngineOptions:
     )
     draft_model: str | None = option(
         None,
-        "What drafts beside the text (--speculate auto) or alone (draft): a smaller model of the "
-        "same vocabulary, named as a model is; the folder of an EAGLE head; mtp: the model's own "
-        "layer that predicts further tokens; none: there is none.",
+        "Draft model, used with the text (--speculate auto) or alone (draft): the name of a "
+        "smaller model of the same vocabulary; the folder of an EAGLE head; mtp: the model's own "
+        "layer that predicts further tokens; none: no draft model.",
     )
     max_waiting: int = option(1024, "Waiting requests before new ones are refused.", low=0)
     max_adapters: int = option(
@@ -139,7 +139,7 @@ class EngineOptions:
     role: str = option(
         "both",
         "Part in a prefill/decode split: prefill@tcp://HOST:PORT computes prompts for servers that "
-        "ask there, decode@tcp://HOST:PORT,... asks where that pays; ?key=FILE behind it for other "
+        "ask there, decode@tcp://HOST:PORT,... asks where that pays; ?key=FILE after it for other "
         "hosts.",
     )
     executor: str = option(
@@ -154,9 +154,9 @@ class EngineOptions:
     )
     launcher: str = option(
         "local",
-        "Who starts the processes of a layout: this host; env: a launcher on each of several hosts "
-        "that says which rank it started (torchrun, Slurm, LeaderWorkerSet): rank 0 serves; ray: "
-        "this process, which is rank 0, on hosts that Ray chooses.",
+        "Starter of a layout's processes. local: this host; env: a launcher on each of several "
+        "hosts that names the rank it started (torchrun, Slurm, LeaderWorkerSet): rank 0 serves; "
+        "ray: this process, which is rank 0, on hosts that Ray chooses.",
         choices=("local", "env", "ray"),
     )
     rank_key: str | None = option(
@@ -167,24 +167,24 @@ class EngineOptions:
     )
     context_cache: str = option(
         "auto",
-        "Disk, below the cache folder, for the KV of what was computed: it comes back after a "
-        "restart and where the pool had no room; as in 4GiB, 0: none. auto: none, but for "
-        "headrace serve 8GiB, or a tenth of what is free where that is less.",
+        "Disk space below the cache folder for computed KV, to be loaded after a restart or after "
+        "the pool had no room; as in 4GiB, 0: none. auto: none, but for headrace serve 8GiB, or a "
+        "tenth of the free space if that is less.",
     )
     context_cache_remote: str | None = option(
         None,
-        "A store that machines share, below the disk, for the KV of what was computed: "
+        "A store that machines share, below the disk, for computed KV: "
         "redis://HOST:6379/0 (Redis, Valkey), s3://BUCKET/FOLDER or another of fsspec.",
     )
     context_cache_quota: str | None = option(
         None,
-        "Disk that the context cache of one caller takes at most, as in 1GiB; none: a caller has "
-        "what others leave.",
+        "Maximum disk space of one caller's context cache, as in 1GiB; none: all that others leave "
+        "free.",
     )
     context_cache_keys: str | None = option(
         None,
-        "Folder of a key for each caller, made when needed: with it what is kept of the context "
-        "cache on the disk and in the store is sealed, and who removes a key forgets a caller.",
+        "Folder of a key for each caller, made when needed: with it the context cache on the disk "
+        "and in the store is sealed, and removing a key makes a caller's part unreadable.",
     )
     context_cache_trace: str | None = option(
         None,
@@ -251,7 +251,7 @@ class ServerOptions:
     )
     hosts: str | None = option(
         None,
-        "Names under which this server is reached beside addresses and local names, as in "
+        "Names under which this server is reached besides addresses and local names, as in "
         "api.example.com,.example.org; without keys it answers under no others.",
     )
     cors_origins: str | None = option(
@@ -266,7 +266,7 @@ class ServerOptions:
     )
     programs: str | None = option(
         None,
-        "Foreign programs that are served beside the model, between commas: catalog names, .onnx "
+        "Foreign programs to serve in addition to the model, between commas: catalog names, .onnx "
         "files.",
     )
     program_memory: float = option(
@@ -308,12 +308,12 @@ class ServerOptions:
 
     @property
     def program_names(self) -> list[str]:
-        """The names of `programs`."""
+        """Names in `programs`."""
         return [] if self.programs is None else self.programs.split(",")
 
     @property
     def served_names(self) -> list[str]:
-        """The names of `served_name`; none: the model's own."""
+        """Names in `served_name`; empty: the model's own name."""
         return [] if self.served_name is None else self.served_name.split(",")
 
 

@@ -207,8 +207,8 @@ class _Cutting:
             return _halves(inner.width, share) if share.bounds[1] else None
         if len(readers) == 1 and readers[0].kind == "multiply":
             # A gate is cut like the value that it multiplies.
-            beside = [self._bounds[each] for each in readers[0].reads if each in self._bounds]
-            bounds = beside[0] if beside else bounds
+            multiplied = [self._bounds[each] for each in readers[0].reads if each in self._bounds]
+            bounds = multiplied[0] if multiplied else bounds
         if bounds[1] == 0:
             return None
         self._bounds[out] = bounds

@@ -1,8 +1,8 @@
 """The rows of a graph that are computed: the pass that inserts `select`.
 
-A family describes all rows of everything. This pass states what a step needs of them, once per kind
-of question. After the KV of the last layer only the sampled tokens are computed, unless the hidden
-states of others are wanted. Without sampling nothing is computed there.
+A family describes all rows of everything. This pass reduces them to the rows that a step needs,
+once per kind of question. After the KV of the last layer only the sampled tokens are computed,
+unless hidden states of others are requested. Without sampling nothing is computed there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 from .graph import RECURRENT, ROW_WISE, SAMPLED, Graph, Node, Value
 
 Hidden = Literal["none", "sampled", "every"]
-"""Tokens whose hidden states are wanted."""
+"""Tokens whose hidden states are requested."""
 
 
 def demand(graph: Graph, hidden: Hidden, *, logits: bool = True) -> Graph:
@@ -23,7 +23,7 @@ def demand(graph: Graph, hidden: Hidden, *, logits: bool = True) -> Graph:
     """
     wanted: dict[Value, bool] = {}
     if hidden != "none":
-        # Input of a head that drafts after this model: wanted whenever hidden states are.
+        # Input of a head that drafts after this model: needed whenever hidden states are.
         for name in {"hidden", "states"} & graph.outputs.keys():
             wanted[graph.outputs[name]] = hidden == "every"
     if hidden == "every":

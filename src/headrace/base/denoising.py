@@ -1,5 +1,5 @@
 """Denoising as all parts see it: the shapes of a denoiser, its text encoder and its decoder, its
-solver, and a wish for a picture."""
+solver, and a picture's parameters."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Betas = Literal["linear", "scaled_linear", "squaredcos_cap_v2"]
 Prediction = Literal["epsilon", "sample", "v_prediction"]
 Spacing = Literal["leading", "linspace", "trailing"]
 MOST_STEPS = 1000
-"""Steps of a picture, if its solver's training had as many."""
+"""Maximum steps of a picture, if its solver's training had as many."""
 MOST_GUIDANCE = 100.0
 MOST_PICTURES = 10
-"""Pictures of one request."""
+"""Maximum pictures of one request."""
 MOST_PARTIAL = 3
-"""Pictures that are sent before the last one."""
+"""Maximum pictures that are sent before the last one."""
 TIMES = 256
 """Features of a time step."""
 
@@ -34,7 +34,7 @@ class NoiseSolver(NamedTuple):
     """Output of the model; that of `flow_euler` is a velocity."""
     spacing: Spacing = "linspace"
     offset: int = 0
-    """Added to each time step that is `leading`."""
+    """Offset of each time step, with spacing `leading`."""
     clip: float = 0.0
     """Largest number of a predicted picture; 0: it is not clipped."""
     to_one: bool = True
@@ -44,7 +44,7 @@ class NoiseSolver(NamedTuple):
 
     @property
     def most(self) -> int:
-        """Most steps of a picture, each at a time step of its own."""
+        """Maximum steps of a picture, each at a time step of its own."""
         return max(1, min(MOST_STEPS, self.trained - self.offset - (self.kind == "dpmpp_2m")))
 
 
@@ -116,9 +116,9 @@ class Denoiser(NamedTuple):
     patch: int
     """Rows and columns of a patch, which is a token."""
     classes: int
-    """Classes; the number of all stands for none. 0: it is conditioned on texts."""
+    """Number of classes; as a class, this number stands for none. 0: it is conditioned on texts."""
     outputs: int
-    """Channels that the model gives: those of a picture, or as many more for variances."""
+    """Output channels of the model: those of a picture, or twice as many with variances."""
     solver: NoiseSolver
     decoder: Decoder | None = None
     """None: latents are the pictures."""
@@ -162,12 +162,12 @@ class Denoiser(NamedTuple):
 
 
 class PictureWish(NamedTuple):
-    """A picture that is wanted, verified against its denoiser."""
+    """Parameters of a requested picture, verified against its denoiser."""
 
     label: int
     steps: int
     guidance: float
-    """Factor on the difference that the class makes (Ho and Salimans 2022); at most 1: none."""
+    """Factor on the class's difference (Ho and Salimans 2022); at most 1: no guidance."""
     choice: int = 0
     """Number of the picture in its request: part of its random stream."""
     partial: int = 0
@@ -189,7 +189,7 @@ class PictureWish(NamedTuple):
 
 
 class GivenSpec(NamedTuple):
-    """Numbers that a step brings: patches of pictures [N, ·], features of times [R, ·], or rows of
+    """Input numbers of a step: patches of pictures [N, ·], features of times [R, ·], or rows of
     encoded texts [T, ·]."""
 
     of: Literal["patches", "times", "texts"]

@@ -56,7 +56,7 @@ class Drafted:
         )
 
     def told(self) -> dict[str, Any]:
-        """Return everything for an answer: vLLM's names of `metrics.speculative_decoding`, then
+        """Return all fields for an answer: vLLM's names of `metrics.speculative_decoding`, then
         ours. At least one draft must be verified. Seconds are predicted."""
         names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
         drafters = dict.fromkeys(drafter for drafter, _, _ in self.cases)

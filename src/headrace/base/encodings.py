@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MOST_INPUTS = 512
-"""Inputs that a process has in sealed memory, if it may have eight times as many files open."""
+"""Maximum inputs of a process in sealed memory, if it may have eight times as many files open."""
 
 
 class SealedHandle(NamedTuple):
@@ -27,7 +27,7 @@ class SealedHandle(NamedTuple):
     total: int = 0
     """All rows of the memory; 0: the array's alone."""
     tables: int = 0
-    """Tables by which the array is kept: a byte for each number, which one of these explains."""
+    """Tables for decoding an array kept as one byte per number; 0: it is kept in fp32."""
 
 
 class EncodingName(NamedTuple):
@@ -60,12 +60,12 @@ class EncoderShape(NamedTuple):
     width: int
     """Numbers of a row of an encoding, in fp32."""
     bound: int
-    """Most bytes of encodings, those that are being computed included."""
+    """Maximum bytes of encodings, those that are being computed included."""
     slot: int = 0
-    """Bytes of any encoding that is read by attention across (K and V of each layer, and what is
-    kept for alignment); 0: encodings are rows."""
+    """Bytes of any encoding that cross attention reads (K and V of each layer, and the data kept
+    for alignment); 0: encodings are rows."""
     whole: bool = False
-    """Whether nobody reads single tokens of the texts: then they and slices wait for each other."""
+    """Whether no reader needs single tokens of texts: then they and slices wait for each other."""
 
     def size(self, rows: int) -> int:
         """Return the bytes of an encoding of `rows`."""
@@ -78,10 +78,10 @@ class EncodingStats(NamedTuple):
     computed: int = 0
     """Encodings that were computed."""
     shared: int = 0
-    """Uses of one that another request had computed or was waiting for."""
+    """Uses of an encoding that another request had computed or was waiting for."""
     failed: int = 0
     waiting: int = 0
-    """Encodings that are wanted and not complete."""
+    """Encodings that are requested and not complete."""
     bytes: int = 0
     """Bytes of those that are reserved or kept."""
     seconds: float = 0.0

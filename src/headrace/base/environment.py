@@ -44,13 +44,13 @@ def record_folder() -> Path | None:
 
 
 def cluster_address() -> tuple[str, str] | None:
-    """Return host and port of the Kubernetes API, as a pod is told them; None elsewhere."""
+    """Return host and port of the Kubernetes API from a pod's variables; None elsewhere."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
     return (host, port or "443") if host else None
 
 
 def notify_socket() -> str:
-    """Return the socket on which systemd is told that a service is ready; empty elsewhere."""
+    """Return the socket for notifications to systemd; empty without systemd."""
     return os.environ.get("NOTIFY_SOCKET", "")
 
 
@@ -120,5 +120,5 @@ def name_libcuda(folder: str) -> None:
 
 
 def c_compiler() -> str | None:
-    """Return the C compiler that Triton would call; None: there is none."""
+    """Return the C compiler that Triton would call; None without one."""
     return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")

@@ -152,7 +152,7 @@ class RunStopped(HeadraceError):
 
 class DeadlineMissed(HeadraceError):
     """Work was not begun because it could no longer end in time, or was stopped at its deadline;
-    the message tells which, and why."""
+    the message says which of the two, and why."""
 
     status = 504
     type = "deadline_error"
@@ -199,7 +199,7 @@ class Undecodable(ValueError):
     """Bytes that are not in the expected format; names the fault."""
 
     well_formed = False
-    """Whether they are valid JSON or MessagePack of another type than expected."""
+    """Whether they are valid JSON or MessagePack, of a type other than expected."""
 
 
 def one_of(

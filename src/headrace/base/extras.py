@@ -22,26 +22,26 @@ _NAME = re.compile(r"[\w.-]+")
 _EXTRA = re.compile(r"extra == ['\"]([^'\"]+)")
 
 
-def needed(package: str, who: str, *extras: str, param: str | None = None) -> Any:
-    """Return a module of an extra. Raises `PackageAbsent`: "`who` need …"."""
+def needed(package: str, subject: str, *extras: str, param: str | None = None) -> Any:
+    """Return a module of an extra. Raises `PackageAbsent`: "`subject` need …"."""
     try:
         return import_module(package)
     except ImportError as fault:
-        raise absent(f"{who} need", package, *extras, param=param) from fault
+        raise absent(f"{subject} need", package, *extras, param=param) from fault
 
 
-def absent(who: str, package: str, *extras: str, param: str | None = None) -> PackageAbsent:
-    """Return the error that names all that the extras lack; `package` could not be imported."""
+def absent(subject: str, package: str, *extras: str, param: str | None = None) -> PackageAbsent:
+    """Return the error that names the extras' missing packages; `package` cannot be imported."""
     names = _missing(*extras) or [package.partition(".")[0]]
     *most, last = (match[0] for name in names if (match := _NAME.match(name)))
     short, verb = (f"{', '.join(most)} and {last}", "are") if most else (last, "is")
     return PackageAbsent(
-        f"{who} {short}, which {verb} not installed: {_command(names)}", param=param
+        f"{subject} {short}, which {verb} not installed: {_command(names)}", param=param
     )
 
 
 def install(*extras: str) -> str:
-    """Return the command that installs what the extras lack, or else all that they name."""
+    """Return the command that installs the extras' missing packages, or all if none is."""
     return _command(_missing(*extras) or _packages(*extras))
 
 
@@ -87,34 +87,34 @@ def _missing(*extras: str) -> list[str]:
 
 
 @contextmanager
-def needing_torch(who: Callable[[], str]) -> Iterator[None]:
+def needing_torch(subject: Callable[[], str]) -> Iterator[None]:
     """Raise `PackageAbsent` if the code inside fails to import torch.
 
-    `who`: called only then, the subject of "… needs PyTorch".
+    `subject`: called only then, the subject of "… needs PyTorch".
     """
     try:
         yield
     except ModuleNotFoundError as fault:
         if fault.name != "torch":
             raise
-        raise _torch_absent(who()) from fault
+        raise _torch_absent(subject()) from fault
 
 
 @contextmanager
-def needing(who: str, *extras: str, param: str | None = None) -> Iterator[None]:
-    """Raise `PackageAbsent` if a package of the extras cannot be imported: "`who` …"."""
+def needing(subject: str, *extras: str, param: str | None = None) -> Iterator[None]:
+    """Raise `PackageAbsent` if a package of the extras cannot be imported: "`subject` …"."""
     try:
         yield
     except ImportError as fault:
-        raise absent(who, fault.name or str(fault), *extras, param=param) from fault
+        raise absent(subject, fault.name or str(fault), *extras, param=param) from fault
 
 
-def require_torch(who: str) -> None:
+def require_torch(subject: str) -> None:
     """Raise `PackageAbsent` if torch is not installed: for code that needs it in another
     process."""
     if not torch_build()[0]:
-        raise _torch_absent(who)
+        raise _torch_absent(subject)
 
 
-def _torch_absent(who: str) -> PackageAbsent:
-    return PackageAbsent(f"{who} needs PyTorch, which is not installed: {install('torch')}")
+def _torch_absent(subject: str) -> PackageAbsent:
+    return PackageAbsent(f"{subject} needs PyTorch, which is not installed: {install('torch')}")

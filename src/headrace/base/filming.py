@@ -22,22 +22,22 @@ class Sampling(NamedTuple):
     """Fewest frames, if the video has them."""
     most: int
     together: int = 1
-    """Frames of a patch of the encoder: of so many one tile is made."""
+    """Frames of an encoder's patch: one tile is made of this many."""
 
     def lowered(self, most: int) -> Sampling:
-        """Return the choice of at most `most` frames, which raises no bound."""
+        """Return the rule with at most `most` frames; no bound is raised."""
         return self._replace(least=min(self.least, most), most=min(self.most, most))
 
 
 class Film(NamedTuple):
-    """A video whose frames are chosen."""
+    """A video and its chosen frames."""
 
     total: int
     """Frames of the file."""
     rate: float
     """Frames of a second of the file."""
     frames: tuple[int, ...]
-    """Numbers of those that are taken, ascending."""
+    """Numbers of the chosen frames, ascending."""
 
     @property
     def seconds(self) -> float:
@@ -49,7 +49,7 @@ class Film(NamedTuple):
         return [frame / self.rate for frame in self.frames]
 
     def tiles(self, together: int) -> int:
-        """Return the tiles of the frames; the last one repeats its last frame if it lacks some."""
+        """Return the number of tiles; the last one repeats its last frame if it lacks some."""
         return -(-len(self.frames) // together)
 
 
@@ -62,7 +62,7 @@ def filmed(total: int, rate: float, rule: Sampling) -> Film:
 
 
 def written(rule: Sampling) -> list[Any]:
-    """Return a choice as JSON has it; `Sampling(*…)` reads it."""
+    """Return a rule as JSON values; `Sampling(*…)` reads it."""
     return list(rule)
 
 

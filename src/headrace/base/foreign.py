@@ -1,4 +1,4 @@
-"""The decoding of bytes from a peer, a client or a file: one place, with one error."""
+"""Decoding of bytes from a peer, a client or a file: one place, with one error."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """NVIDIA GPUs that this process may use, from the driver's libraries, without importing torch.
 
-The CUDA driver says which they are: it numbers them (fastest first, unless `CUDA_DEVICE_ORDER` says
-otherwise), hides what `CUDA_VISIBLE_DEVICES` hides, and counts an instance of a partitioned GPU
-(MIG) as a device. The management library (NVML) counts in another order, so it is only asked for
-the free memory of a UUID that CUDA named. No CUDA context is made: it takes memory and seconds.
+The CUDA driver decides which they are. It numbers them (fastest first, unless `CUDA_DEVICE_ORDER`
+says otherwise) and applies `CUDA_VISIBLE_DEVICES`. An instance of a partitioned GPU (MIG) is a
+device. The management library (NVML) counts in another order, so it is only asked for the free
+memory of a UUID that CUDA named. No CUDA context is made: it takes memory and seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class GpuFacts:
     memory: int
     """Bytes."""
     free: int
-    """Bytes free now; all of them where the driver does not say."""
+    """Bytes free now; all of them if the driver does not report it."""
     uuid: str = ""
     """UUID of the GPU, or of the instance of a partitioned one."""
     multiprocessors: int = 132
@@ -46,15 +46,15 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The usable GPUs and what the driver serves."""
+    """The usable GPUs and the state of the driver."""
 
     gpus: tuple[GpuFacts, ...] = ()
     obstacle: str = ""
-    """The reason why there is no GPU."""
+    """Reason why there is no GPU."""
     broken: bool = False
     """Whether a driver is there and does not work."""
     cuda: tuple[int, int] = (0, 0)
-    """Newest CUDA version that it serves; (0, 0) where there is none."""
+    """Newest CUDA version that it serves; (0, 0) without one."""
 
 
 def driver(host_available: int) -> Driver:

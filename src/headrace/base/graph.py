@@ -279,10 +279,10 @@ RECURRENT = frozenset(("short_conv", "delta_rule", "ssm"))
 """Kinds that go on from the state of the row's sequence, and leave it for the following tokens."""
 KINDS = ROW_WISE | RECURRENT | {"embed", "receive", "write", "attend", "select"}
 KINDS |= {"modulate", "scatter", "window", "conv", "group_norm"}
-"""Further inputs of the other kinds: `embed` an index of the step, `modulate` and adaptive norms
-its entries, which sample a row each, `receive` the output of the preceding stage, `write`
-positions, `attend` the KV of the row's own sequence, `select` the sampled rows, `scatter` the rows
-of other parts and their places."""
+"""Further inputs of the other kinds: `embed`: an index of the step. `modulate`, adaptive norms: its
+entries, which sample a row each. `receive`: the output of the preceding stage. `write`: positions.
+`attend`: the KV of the row's own sequence. `select`: the sampled rows. `scatter`: rows of other
+parts and their places."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,7 @@ class Hardware:
     cpu: CpuFacts
     gpus: tuple[GpuFacts, ...]
     no_gpu: str = ""
-    """The reason why there is no GPU."""
+    """Reason why there is no GPU."""
     broken_driver: bool = False
     cuda: tuple[int, int] = (99, 0)
     """Newest CUDA version that the driver serves."""

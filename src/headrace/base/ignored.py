@@ -14,7 +14,7 @@ _lock = threading.Lock()
 
 
 def ignored(where: str, times: int = 1) -> None:
-    """Count; `where` is a name in the source, so that there are few of them."""
+    """Count; `where` is a name in the source, so their number is bounded."""
     with _lock:
         _counts[where] += times
 

@@ -20,8 +20,8 @@ class LibraryAbsent(Exception):
 
 
 class LibraryStale(LibraryAbsent):
-    """The library was not built from the sources that lie here: its records may mean something
-    else, and its KV lie in another way, without an error."""
+    """The library was not built from the present sources: its records may have another meaning and
+    its KV another layout, without an error."""
 
 
 def loaded(
@@ -30,8 +30,8 @@ def loaded(
     check: Callable[[ctypes.CDLL, Path], None],
     kind: type[ctypes.CDLL] = ctypes.CDLL,
 ) -> ctypes.CDLL | None:
-    """Load the first of the files that declares all functions and passes `check`, which raises
-    `LibraryAbsent`; None if there is no file. Raises `LibraryAbsent`."""
+    """Load the first of the files that declares all functions and passes `check`; None if there is
+    no file. Raises `LibraryAbsent`, as `check` does."""
     absent: LibraryAbsent | None = None
     for file in filter(Path.exists, files):
         try:

@@ -1,6 +1,6 @@
 """Options of vLLM, SGLang, llama.cpp and Ollama, and ours that mean the same: one table.
 
-`other_engines.txt` beside this module is the table, held against the argument lists that its
+`other_engines.txt` next to this module is the table, held against the argument lists that its
 headings name. `headrace serve --from` translates by it and lists it, and errors about unknown
 options quote it.
 """
@@ -28,7 +28,7 @@ class OtherOption:
 
     @property
     def example(self) -> str:
-        """A value of ours where the name alone does not help, as in TP2."""
+        """A sample of our value where the name alone does not help, as in TP2."""
         return f"{self.turn}2" if self.turn in ("TP", "PP", "EP") else ""
 
 

@@ -29,7 +29,7 @@ class Samples(Tagged, frozen=True, array_like=True, tag="samples"):
     pieces: list[bytes]
     """fp32 from -1 to 1, in the machine's order of bytes."""
     dropped: int = 0
-    """Tokens since the piece before that were no code of their place."""
+    """Tokens since the previous piece that were not a code of their place."""
 
     def then(self, later: Samples) -> Samples:
         """Return these samples and later ones."""
@@ -37,12 +37,12 @@ class Samples(Tagged, frozen=True, array_like=True, tag="samples"):
 
 
 class PictureOutput(Tagged, frozen=True, array_like=True, tag="picture"):
-    """A picture after some of its steps; that of the last has the finish reason."""
+    """A picture after some of its steps; the one after the last step has the finish reason."""
 
     values: bytes
     """fp32 [channels, size, size], in the machine's order of bytes; shades are from -1 to 1."""
     step: int
-    """Steps that are done."""
+    """Steps done."""
 
 
 Output = Vector | Scores | Alignment | Samples | PictureOutput

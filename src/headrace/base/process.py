@@ -50,13 +50,13 @@ class Processes:
             try:
                 place = PROC / str(pid)
                 # After the name, which may contain spaces and brackets.
-                told = (place / "stat").read_text().rpartition(")")[2].split()
+                stat = (place / "stat").read_text().rpartition(")")[2].split()
                 pages = int((place / "statm").read_text().split()[1])
                 for task in (place / "task").iterdir():
                     waiting += map(int, (task / "children").read_text().split())
             except (OSError, ValueError, IndexError):
                 continue
-            ticks = int(told[11]) + int(told[12])
+            ticks = int(stat[11]) + int(stat[12])
             seen[pid] = Used(
                 ticks / os.sysconf("SC_CLK_TCK"), float(pages * os.sysconf("SC_PAGE_SIZE"))
             )
@@ -98,7 +98,7 @@ def busy_cores() -> float | None:
 
 
 NOTABLE = 0.1
-"""Share of the processors from which on others' work distorts figures."""
+"""Share of the processors above which others' work distorts figures."""
 
 
 def busy_words(share: float | None) -> str | None:

@@ -1,6 +1,6 @@
 """Messages of protobuf, made at run time from short descriptions: no generated code, no compiler.
 
-A part whose size or number a peer could inflate is declared as bytes, its form on the wire, so it
+A part whose size or number a peer could inflate is declared as bytes, its form on the wire. So it
 is counted before anything in it is read.
 """
 
@@ -30,10 +30,10 @@ class MalformedMessage(HeadraceError):
 class MessageTypes:
     """Message types of one protocol."""
 
-    def __init__(self, package: str, fields: Mapping[str, str], who: str) -> None:
+    def __init__(self, package: str, fields: Mapping[str, str], user: str) -> None:
         """Describe them. `fields`: by the message's name, "NUMBER NAME TYPE, …"; `*` before a type:
-        it is repeated. `who` needs them, for the error if protobuf is not installed."""
-        self._package, self._fields, self._who = package, fields, who
+        it is repeated. `user`: their user, named in the error if protobuf is not installed."""
+        self._package, self._fields, self._user = package, fields, user
         self._made: dict[str, Any] | None = None
 
     def new(self, name: str) -> Any:
@@ -49,17 +49,17 @@ class MessageTypes:
             raise MalformedMessage(f"the bytes are no {name}") from None
 
     def filled(self, name: str, values: Mapping[str, Any]) -> Any:
-        """Make a message from plain values; those that it has no field for are left out."""
+        """Make a message from plain values; values without a field are left out."""
         return self._needed("json_format").ParseDict(
             values, self.new(name), ignore_unknown_fields=True
         )
 
     def forget(self) -> None:
-        """Forget the classes, so that they are made anew."""
+        """Forget the classes; they are made again on demand."""
         self._made = None
 
     def _needed(self, module: str) -> Any:
-        return needed(f"google.protobuf.{module}", self._who, "picker")
+        return needed(f"google.protobuf.{module}", self._user, "picker")
 
     def _classes(self) -> dict[str, Any]:
         if self._made is None:

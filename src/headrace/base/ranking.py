@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 Pool = Literal["sum", "mean"]
 MOST_CANDIDATES = 16_384
 MOST_IDS = 1 << 20
-"""Ids in all bags of one request, at most."""
+"""Maximum ids in all bags of one request."""
 
 
 class Feature(NamedTuple):
@@ -23,7 +23,7 @@ class Feature(NamedTuple):
     weighted: bool = False
     """Whether each id comes with a factor."""
     most: int = 1
-    """Ids in a bag, at most; prices count as many."""
+    """Maximum ids in a bag; prices assume this number."""
     unknown: int | None = None
     """Row that stands for ids beyond the table; None: they are refused."""
 

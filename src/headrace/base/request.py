@@ -206,4 +206,4 @@ class OutputDelta:
     preemptions: int = 0
     void: int | None = None
     """Number of this choice's earlier tokens that are void: their engine died, and the answer
-    starts again with this delta. Only for readers that asked for it (`whole`)."""
+    starts again with this delta. Only for readers that requested it (`whole`)."""

@@ -16,7 +16,7 @@ from .graph import EmbedSpec, Graph, Node, ScatterSpec, Value
 def scattered(graph: Graph, deep: int = 0) -> Graph:
     """Insert `scatter` after the embedding of tokens, and after each of the first `deep` layers;
     all readers read the result. A graph without an embedding, such as a later stage's, is returned
-    as it is."""
+    unchanged."""
     table = next((node for node in graph.nodes if _of_tokens(node)), None)
     if table is None:
         return graph

@@ -1,4 +1,4 @@
-"""Files of text in sections or rows, which are data of a module beside them."""
+"""Text files in sections or rows, which are the data of a module next to them."""
 
 from __future__ import annotations
 

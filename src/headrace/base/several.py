@@ -1,4 +1,4 @@
-"""Several models in one server: what is said of each on the command line."""
+"""Several models in one server: the options of each on the command line."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ ALONE: dict[str, Any] = {
     "kv_events": None,
     "context_cache_trace": None,
 }
-"""Options with the one value that a server of several models can have."""
+"""Options that have one value for all models of a server."""
 WORD = re.compile(r"(?P<model>.+?):(?P<own>[A-Za-z_-]+=[^,]*(,[A-Za-z_-]+=[^,]*)*)")
 SWITCH = {"true": True, "on": True, "false": False, "off": False}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """One of the models that a server is asked for."""
+    """One of the models that a server shall serve."""
 
     options: EngineOptions
     names: tuple[str, ...] = ()
-    """Names under which it is served; none: its own."""
+    """Names under which it is served; empty: its own name."""
     weight: float = 1.0
     """Share of the time, relative to other models, while several have work."""
     own: frozenset[str] = frozenset()
     """Options that were set for this model alone."""
     hears: bool = False
-    """Flag: it transcribes."""
+    """Flag: it is a transcription model."""
 
     @property
     def served(self) -> tuple[str, ...]:
@@ -54,13 +54,13 @@ class ModelChoice:
 
 
 def own_name(model: str) -> str:
-    """Return the name of a model that has no other: of its folder or file, if it is one."""
+    """Return a model's default name: that of its folder or file, if it is one."""
     local = Path(model).expanduser()
     return local.resolve().name if local.exists() else model
 
 
 def read_models(words: Sequence[str], options: EngineOptions) -> list[ModelChoice]:
-    """Return the models that `NAME[:option=value,...]` name, each with `options` beside its own.
+    """Return the models that `NAME[:option=value,...]` name, each with `options` and its own.
 
     `name` is a name under which the model is served (several times: several), `weight` its share of
     the time, `kv` short for `kv_memory`. Raises `OptionError`.

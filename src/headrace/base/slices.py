@@ -10,9 +10,9 @@ _FED = "activate", "gated"
 def slices(graph: Graph) -> tuple[int, ...]:
     """Return the first node of each slice, then the number of nodes.
 
-    There are two slices for each layer, its attention and its feed-forward, one for the nodes
-    before the first, and one for each K and V of another part's layer. A run stops only where later
-    nodes read one value alone, so that little is kept beside finished outputs.
+    Each layer has two slices: its attention and its feed-forward. The nodes before the first layer
+    are one, and so is each K and V of another part's layer. A run stops only where later nodes read
+    one value alone, so that little is kept in addition to finished outputs.
     """
     nodes, narrow = graph.nodes, _narrow(graph)
     own = [index for index, node in enumerate(nodes) if node.kind in ("attend", "write")]

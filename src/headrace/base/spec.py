@@ -16,8 +16,8 @@ from .sampling import SamplingParams
 
 Task = Literal["tokens", "sound", "vector", "score", "alignment", "rank", "picture"]
 """Requested output: text token by token, the sound whose codes are the tokens, the vector of an
-input, the score of a pair of texts, where in an encoded input each token of a text is, the scores
-of candidates, or a picture."""
+input, the score of a pair of texts, the positions of a text's tokens in an encoded input, the
+scores of candidates, or a picture."""
 GENERATING = "tokens", "sound"
 """Tasks for which tokens are sampled."""
 WORKER_FEATURES = {"rank": "ranking", "picture": "pictures"}
@@ -57,7 +57,7 @@ class TimeRules(NamedTuple):
 
 
 class AlignmentWish(NamedTuple):
-    """Tokens of a prompt that are looked for in its encoded input."""
+    """Tokens of a prompt to be located in its encoded input."""
 
     first: int
     """Place of the first of them; they end with the prompt."""
@@ -82,18 +82,18 @@ class InputSpan(NamedTuple):
     units: int = 0
     """Size of the input in units of its encoder."""
     columns: int = 0
-    """Positions of a row of the grid that these positions are, row by row; 0: they are none."""
+    """Positions per row of the grid that they form, row by row; 0: they form no grid."""
     parted: bool = False
     """Whether a token of text follows each row of the grid but the last; the length counts them."""
     aligns: bool = False
     """Whether requests for alignment will read it: its encoding then keeps what these need."""
 
     mutual: bool = False
-    """Whether its positions see each other, those after them too: then one step computes them."""
+    """Whether its positions see each other, also later ones; then one step computes them all."""
     follows: bool = False
-    """Whether it goes on the video of the span before it: its grid begins where that one's does."""
+    """Whether it continues the video of the preceding span: both grids begin at the same place."""
     time: int = 0
-    """Positions on the axis of time between the beginning of its video and it."""
+    """Positions on the axis of time from the beginning of its video to it."""
 
     @property
     def rows(self) -> int:
@@ -107,12 +107,12 @@ class InputSpan(NamedTuple):
 
     @property
     def content(self) -> tuple[object, ...]:
-        """Name of all that the KV of its positions depends on, besides the tokens before it."""
+        """Key of everything that the KV of its positions depends on, but the preceding tokens."""
         known = self.kind, self.digest
         return (*known, self.follows, self.time) if self.follows or self.time else known
 
     def read_from(self, start: int) -> bool:
-        """Tell whether a token at `start` or a later one reads the input."""
+        """Return whether a token at `start` or a later one reads the input."""
         return not self.length or start < self.first + self.length
 
 

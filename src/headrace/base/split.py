@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple, Protocol
 from .errors import OptionError, file_errors
 
 LEAST_KEY = 32
-"""Bytes of a key file, at least."""
+"""Minimum bytes of a key file."""
 MOST_SERVERS = 64
-"""Prefill servers that one decode server asks, at most."""
+"""Maximum prefill servers that one decode server asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _near(address: str) -> bool:
 
 
 class Handed(NamedTuple):
-    """A prompt that another server is to compute, and the wanted blocks of it."""
+    """A prompt that another server shall compute, and its wanted blocks."""
 
     tokens: list[int]
     """Tokens of the prompt: one more than the blocks hold, if there is one."""

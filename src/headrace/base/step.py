@@ -20,17 +20,17 @@ from .outputs import Output
 from .spec import RequestSpec
 
 NULL_BLOCK = 0
-"""Block 0 of every group is never owned: table entries that are not to be read point to it."""
+"""Block 0 of every group is never owned: unused table entries point to it."""
 
 
 MOST_KEEPS = 2
-"""Checkpoints of a row's state that one step takes, at most."""
+"""Maximum checkpoints of a row's state that one step takes."""
 MOST_DRAFTS = 7
-"""Drafts of a sequence that one step verifies, at most: a state's tail has this many inputs."""
+"""Maximum drafts of a sequence that one step verifies: a state's tail has this many inputs."""
 
 GroupKind = Literal["full", "sliding", "state", "slots", "cross"]
-"""Content of a group's blocks: all tokens, the tokens of a window, or of a whole sequence in one
-block its state, or all tokens (a slot), or the rows of an input that tokens attend to."""
+"""Content of a group's blocks. full: all tokens. sliding: tokens of a window. state: a sequence's
+state, in one block. slots: a sequence's tokens, in one block. cross: rows of an encoded input."""
 
 
 class ArrayShape(NamedTuple):
@@ -64,8 +64,8 @@ class GroupShape(NamedTuple):
     """Tokens of a slot. There is no null slot: a sequence without one is not computed. 0: blocks
     have `PoolShape.block_size` tokens."""
     cross: bool = False
-    """Whether blocks hold the rows of an encoded input, written once and read by all who attend to
-    it, in place of a sequence's tokens."""
+    """Whether blocks hold the rows of an encoded input, written once and read by every row that
+    attends to it, in place of a sequence's tokens."""
 
     @property
     def kind(self) -> GroupKind:
@@ -86,7 +86,7 @@ class PoolShape:
     """Groups of the part that drafts. A sequence has the slot of one number in all of them, or
     none; slots are not shared, indexed or moved to lower tiers."""
     cross: tuple[GroupShape, ...] = ()
-    """Groups of encodings that are read by attention across. The encoding with slot s has the s-th
+    """Groups of encodings that cross attention reads. The encoding with slot s has the s-th
     part of their blocks; none of them is in a sequence's table."""
 
 
@@ -149,7 +149,7 @@ class SlotWrite(NamedTuple):
     row: int
     slot: int
     tokens: int
-    """First tokens of the row that the slot's last sequence began with, too."""
+    """Leading tokens that the row shares with the slot's last sequence."""
 
 
 @dataclass(slots=True)
@@ -174,14 +174,14 @@ class StepPlan:
     """Rows released before this step's admissions take theirs."""
     parts: tuple[int, ...] = ()
     """Number of the model part that each entry runs, ascending; empty: 0 for all, as for text. An
-    entry of the encoder (1) has an encoding's slot as its row, and slices as its units; it samples
+    entry of the encoder (1) has an encoding's slot as its row, and slices as its units. It samples
     if it computes the last of them."""
     encodings: list[EncodingStart] = field(default_factory=list)
     """Encodings whose first slices this step computes."""
     dropped: list[int] = field(default_factory=list)
-    """Slots of encodings that are given back before this step's begin."""
+    """Slots of encodings that are released before this step's begin."""
     drafts: int = 0
-    """Tokens of `counts` that are drafts, at most; each is followed by a draw of its own."""
+    """Maximum tokens of `counts` that are drafts; each is followed by a draw of its own."""
     keeps: list[StateKeep] = field(default_factory=list)
     """At most `MOST_KEEPS` of a row."""
     slots: list[SlotWrite] = field(default_factory=list)
@@ -247,7 +247,7 @@ class Drafting(NamedTuple):
     only the probabilities of its drafts are known."""
 
     entries: list[int]
-    """Sequences whose drafts it would make."""
+    """Sequences for which it would make drafts."""
     estimate: DraftCosts
     """Costs before any step was timed, by the bytes read."""
     seconds: float = 0.0
@@ -255,7 +255,7 @@ class Drafting(NamedTuple):
     making: float = 0.0
     """Seconds of these in which it made drafts; it read texts in the others."""
     depth: int = 0
-    """Drafts that it made of one row, at most."""
+    """Maximum drafts that it made of one row."""
     read: int = 0
     """Tokens of texts that it read."""
 

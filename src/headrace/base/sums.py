@@ -103,8 +103,8 @@ class _Summing:
                 gates = [less.value_heads] * (len(node.reads) - 2)
                 return [less.mixed, less.values, *gates][place]
             case "multiply", _:
-                beside = node.reads[1 - place]
-                maker = self._graph.nodes[self._graph.maker(beside)]
+                other = node.reads[1 - place]
+                maker = self._graph.nodes[self._graph.maker(other)]
                 if maker.kind == "attend" and isinstance(maker.spec, AttentionSpec):
                     return self._heads(maker.spec).queries
         if node.kind not in ("gated", "activate", "multiply", "add", "select", "short_conv"):

@@ -13,7 +13,7 @@ log = logging.getLogger("headrace.systemd")
 
 
 def notify(*lines: str) -> None:
-    """Send lines such as `READY=1`; a socket that does not take them is only logged."""
+    """Send lines such as `READY=1`; a socket that refuses them is only logged."""
     path = notify_socket()
     if not path:
         return
@@ -28,8 +28,8 @@ def notify(*lines: str) -> None:
 
 
 async def keep_alive(alive: Callable[[], bool]) -> None:
-    """Give the signs of life that systemd expects (`WatchdogSec`), while `alive`. An event loop
-    that hangs gives none."""
+    """Send the signs of life that systemd expects (`WatchdogSec`) while `alive` is true. A hanging
+    event loop sends none."""
     while seconds := watchdog_seconds():
         if alive():
             notify("WATCHDOG=1")

@@ -21,9 +21,9 @@ from .foreign import Undecodable, json_reader
 GRAIN = 512
 """Bytes of a prompt's JSON between two names: about 128 tokens of English."""
 MOST_KEYS = 4096
-"""Names of one prompt, at most: two million bytes."""
+"""Maximum names of one prompt: two million bytes."""
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
-"""Routes whose bodies hold a prompt that is named."""
+"""Routes whose bodies hold a prompt with named prefixes."""
 
 
 PATH_TOLD = "/v1/prefixes/stream"
@@ -73,12 +73,12 @@ def text_prefixes(body: bytes | bytearray, secret: bytes) -> TextPrefixes:
     if len(body) < GRAIN:
         return NOTHING
     try:
-        told = _prompt(body)
+        prompt = _prompt(body)
     except Undecodable:
         return NOTHING
     # In the order in which templates write them.
-    text = b"".join((told.tools, told.system, told.messages or told.prompt))
-    key = xxh3_64_intdigest(b"\0".join((told.model, told.cache_salt, secret)))
+    text = b"".join((prompt.tools, prompt.system, prompt.messages or prompt.prompt))
+    key = xxh3_64_intdigest(b"\0".join((prompt.model, prompt.cache_salt, secret)))
     keys = []
     for begin in range(0, min(len(text), MOST_KEYS * GRAIN) - GRAIN + 1, GRAIN):
         key = xxh3_64_intdigest(text[begin : begin + GRAIN], seed=key)

@@ -94,8 +94,8 @@ class LowerTiers(Protocol):
         """Release the blocks of finished orders."""
 
     def meets(self, work: int, computed: int) -> bool:
-        """Return whether the part after the computed tokens is now present, as far as it was loaded
-        meanwhile. The work is then better admitted again."""
+        """Return whether the blocks loaded meanwhile now meet the computed tokens. The work is then
+        better admitted again."""
 
     def gone(self, work: int) -> None:
         """Drop waiting work that has ended."""

@@ -2,8 +2,8 @@
 
 The numbers are those of transformers' processors that compute on Pillow alone: a `Tiling` is
 Idefics3's (Laurençon et al. 2024), a `Fitting` Qwen2-VL's (Wang et al. 2024), a `Matching`
-InternVL's, a `Panning` Gemma 3's, a
-`Bounding` Pixtral's, a `Filming` that of Qwen3-VL's videos.
+InternVL's, a `Panning` Gemma 3's, a `Bounding` Pixtral's, a `Padding` Llama 4's, a `Filming` that
+of Qwen3-VL's videos.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from .filming import single
+
 MOST_SIDE = 4_096
-"""Longest side of a tiled picture after the first resize, whatever is asked for."""
+"""Maximum side of a tiled picture after the first resize, whatever the client asks for."""
 MOST_RATIO = 200
-"""Longer side of a fitted picture over its shorter one, at most."""
+"""Maximum ratio of a fitted picture's longer side to its shorter one."""
 SMALL = 512**2
-"""Pixels of a fitted picture that is asked for with little detail."""
+"""Maximum pixels of a fitted picture with little detail."""
 
 
 class TooNarrow(ValueError):
-    """A picture one of whose sides is too long for the other."""
+    """Failure: one side of a picture is too long compared with the other."""
 
 
 class Tiling(NamedTuple):
@@ -61,8 +63,8 @@ class Fitting(NamedTuple):
 
 
 class Matching(NamedTuple):
-    """A picture is resized to the grid of square tiles whose shape is nearest to its own, and split
-    into these, with one more for the whole (InternVL, Chen et al. 2024)."""
+    """A picture is resized to the grid of square tiles with the nearest shape and split into these.
+    One tile more has the whole (InternVL, Chen et al. 2024)."""
 
     tile: int
     """Pixels of a side of a tile."""
@@ -79,7 +81,7 @@ class Reducing(NamedTuple):
     """A picture stays one tile of its own shape, and is made smaller if a side is too long."""
 
     longest: int
-    """Most pixels of a side."""
+    """Maximum pixels of a side."""
 
     def small(self) -> Reducing:
         """Return the rule for a picture with little detail: the same."""
@@ -87,17 +89,17 @@ class Reducing(NamedTuple):
 
 
 class Panning(NamedTuple):
-    """A picture becomes one square tile. If it is long, the parts that it is cut into along its
-    longer side come after it, each resized so (Gemma 3's "pan and scan")."""
+    """A picture becomes one square tile. If it is long, it is also cut into parts along its longer
+    side. These follow, each resized in the same way (Gemma 3's "pan and scan")."""
 
     tile: int
     """Pixels of a side of a tile."""
     most: int = 0
-    """Most parts; 0: none are made."""
+    """Maximum parts; 0: none are made."""
     least: int = 1
-    """Fewest pixels of a side of a part."""
+    """Minimum pixels of a side of a part."""
     ratio: float = 1.0
-    """Least longer side over the shorter one of a picture that is cut."""
+    """Minimum ratio of the longer to the shorter side at which a picture is cut."""
 
     def small(self) -> Panning:
         """Return the rule for a picture with little detail: one tile."""
@@ -111,16 +113,31 @@ class Bounding(NamedTuple):
     square: int
     """Pixels of a side of a square."""
     longest: int
-    """Most pixels of a side, before the squares are filled."""
+    """Maximum pixels of a side, before the squares are filled."""
 
     @property
     def largest(self) -> int:
-        """Most pixels of a side of the result."""
+        """Maximum pixels of a side of the result."""
         return _multiple(self.longest, self.square)
 
     def small(self) -> Bounding:
         """Return the rule for a picture with little detail."""
         return self._replace(longest=min(self.longest, math.isqrt(SMALL)))
+
+
+class Padding(NamedTuple):
+    """A picture keeps its shape on the grid of square tiles that enlarges it least, or else reduces
+    it least; what it leaves of the grid is black. With several tiles comes one more for the whole,
+    stretched (Llama 4)."""
+
+    tile: int
+    """Pixels of a side of a tile."""
+    most: int
+    """Most tiles of a grid."""
+
+    def small(self) -> Padding:
+        """Return the rule for a picture with little detail: one tile."""
+        return self._replace(most=1)
 
 
 class Filming(NamedTuple):
@@ -147,16 +164,16 @@ class Filming(NamedTuple):
         return self
 
 
-Sizing = Tiling | Fitting | Matching | Reducing | Panning | Bounding | Filming
+Sizing = Tiling | Fitting | Matching | Reducing | Panning | Bounding | Padding | Filming
 """Rule by which a model's processor sizes pictures."""
 _RULES: dict[str, Any] = {
     "tiling": Tiling, "fitting": Fitting, "matching": Matching, "reducing": Reducing,
-    "panning": Panning, "bounding": Bounding, "filming": Filming,
+    "panning": Panning, "bounding": Bounding, "padding": Padding, "filming": Filming,
 }  # fmt: skip
 
 
 def written(rule: Sizing) -> list[Any]:
-    """Return a rule as JSON has it."""
+    """Return a rule as JSON values."""
     name = next(name for name, kind in _RULES.items() if isinstance(rule, kind))
     return [name, *rule]
 
@@ -172,16 +189,16 @@ class Cut(NamedTuple):
 
     sizes: tuple[tuple[int, int], ...]
     tile: tuple[int, int]
-    """Width and height of each tile."""
+    """Width and height of each tile; the picture may fill less of its tiles."""
     rows: int
     """0: the picture is one tile. Else the whole one, resized, is the last tile."""
     columns: int
     filter: Literal["lanczos", "bicubic", "bilinear"] = "lanczos"
     panned: bool = False
-    """Whether the whole one comes first, and the other tiles are parts of the picture as it came,
+    """Whether the whole picture comes first, and the other tiles are parts of the original picture,
     the last of which may be smaller."""
     anew: bool = False
-    """Whether the last tile is made of the picture as it came, not as it was resized."""
+    """Whether the last tile is made from the original picture, not from the resized one."""
 
     @property
     def tiles(self) -> int:
@@ -195,7 +212,7 @@ class Cut(NamedTuple):
 
 
 def cut(width: int, height: int, rule: Sizing) -> Cut:
-    """Return what becomes of a picture of this size, in pixels. Raises `TooNarrow`."""
+    """Return the sizes and tiles of a picture of this size, in pixels. Raises `TooNarrow`."""
     if isinstance(rule, Fitting):
         size = _fitted(width, height, rule)
         return Cut((size,), size, 0, 0, "bicubic")
@@ -216,6 +233,26 @@ def cut(width: int, height: int, rule: Sizing) -> Cut:
         tile, parts = (rule.tile, rule.tile), _panned(max(width, height), min(width, height), rule)
         grid = (1, parts) if width >= height else (parts, 1)
         return Cut((tile,), tile, *(grid if parts else (0, 0)), "bilinear", panned=True)
+    if isinstance(rule, Padding):
+        columns, rows = _padded(width, height, rule)
+        tile, both = (rule.tile, rule.tile), (rows * rule.tile, columns * rule.tile)
+        # A picture is not made larger than one tile, unless the tile is larger.
+        high, wide = (
+            min(max(side, rule.tile), most)
+            for side, most in zip((height, width), both, strict=True)
+        )
+        if wide / width < high / height:
+            high = min(math.floor(height * (wide / width)), high)
+        else:
+            wide = min(math.floor(width * (high / height)), wide)
+        several = columns * rows > 1
+        return Cut(
+            ((max(wide, 1), max(high, 1)),),
+            tile,
+            *((rows, columns) if several else (0, 0)),
+            "bilinear",
+            anew=True,
+        )
     if isinstance(rule, Reducing):
         scale = rule.longest / max(width, height)
         if scale >= 1.0:
@@ -285,6 +322,20 @@ def _matched(width: int, height: int, rule: Matching) -> tuple[int, int]:
         if far < nearest or (far == nearest and filled):
             best, nearest = (columns, rows), far
     return best
+
+
+def _padded(width: int, height: int, rule: Padding) -> tuple[int, int]:
+    """Return (columns, rows) of the grid on which a picture grows least, or else shrinks least. Of
+    equal ones the smallest; all is compared in fp32, as the processor does."""
+    scales = {
+        (columns, rows): min(single(columns * rule.tile / width), single(rows * rule.tile / height))
+        for rows in range(1, rule.most + 1)
+        for columns in range(1, rule.most // rows + 1)
+    }
+    larger = [scale for scale in scales.values() if scale >= 1]
+    chosen = min(larger) if larger else max(scales.values())
+    alike = [grid for grid, scale in scales.items() if scale == chosen]
+    return min(alike, key=lambda grid: grid[0] * grid[1])
 
 
 def _panned(long: int, short: int, rule: Panning) -> int:

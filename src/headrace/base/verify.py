@@ -1,4 +1,4 @@
-"""The specification of the step graph: what `verify` lets through, backends may run.
+"""Specification of the step graph: backends may run every graph that `verify` accepts.
 
 There are two levels, as tinygrad has them: graphs as they are described, cut or with chosen rows;
 and graphs with nodes joined for a backend. Every kind of node has a form, which follows from its
@@ -54,9 +54,9 @@ class Form(NamedTuple):
     """Operands that a node must have."""
 
     reads: Sequence[int]
-    """Columns of what it reads."""
+    """Columns of its inputs."""
     makes: Sequence[int]
-    """Columns of what it makes."""
+    """Columns of its outputs."""
     weights: Sequence[Sequence[Shape]] = ((),)
     """Alternatives."""
     reads_types: Sequence[Dtype] = ()
@@ -152,7 +152,7 @@ def _own_rows(node: Node) -> Rows | None:
 
 
 def _windows(node: Node, spec: WindowSpec) -> bool:
-    """Return whether a window's rows follow from those that it reads, for a few numbers of them."""
+    """Return whether a window's row count follows from its input's, tested for a few counts."""
     (x,), (out,) = node.reads, node.out
     few = range(16, 24)
     same = x.rows.name == out.rows.name
@@ -169,7 +169,7 @@ def _convolved(node: Node, spec: PictureConvSpec) -> bool:
 
 
 def _order(node: Node, written: set[int]) -> Iterator[str]:
-    """Yield what breaks the order in which layers write and attend."""
+    """Yield violations of the order in which layers write and attend."""
     spec = node.spec
     if not isinstance(spec, AttentionSpec | LatentSpec):
         return
@@ -190,7 +190,7 @@ def _elsewhere(spec: AttentionSpec | LatentSpec) -> bool:
 
 
 def _operands(node: Node) -> Iterator[str]:
-    """Yield what differs from the form of its kind."""
+    """Yield differences from the form of its kind."""
     form = _form(node)
     if form is None:
         yield f"has a spec of {type(node.spec).__name__}, which is another kind's"
@@ -212,7 +212,7 @@ def _operands(node: Node) -> Iterator[str]:
 
 
 def _shape(ref: WeightRef) -> Shape:
-    # The kernel of a convolution is so many vectors.
+    # The kernel of a convolution [C, width] is `width` vectors.
     return ref.role, ref.copies, ref.out, ref.width
 
 
@@ -363,7 +363,7 @@ def _experts(node: Node, spec: ExpertsSpec) -> Form:
 
 
 def _numbers(node: Node) -> Iterator[str]:
-    """Yield what is wrong with the numbers of its spec."""
+    """Yield faults in the numbers of its spec."""
     match node.kind, node.spec:
         case "route", RouteSpec() if node.reads[0].width % node.spec.groups:
             yield f"has {node.reads[0].width} experts, which are no {node.spec.groups} equal groups"

@@ -25,7 +25,7 @@ class WorkerOptions:
     adapter_rank: int = 16
     """Largest rank of an adapter."""
     drafts: int = 0
-    """Drafts of a row that are verified in one step, at most; 0: no drafting."""
+    """Maximum drafts of a row that are verified in one step; 0: no drafting."""
     drafters: str = "auto"
     """Drafter of `speculate.DRAFTERS`; auto: the best combination; draft: the draft model alone."""
     draft_model: str | None = None

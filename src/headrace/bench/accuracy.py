@@ -1,7 +1,7 @@
-"""Output quality: perplexity on a text, asked over HTTP of any server that echoes prompts.
+"""Output quality: perplexity on a text, over HTTP, of any server that echoes prompts.
 
 `reference.py` compares answers with another run's, `tasks.py` has questions with known answers,
-`gate.py` decides whether all of it is good enough.
+`gate.py` decides whether the results are good enough.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CORPUS_MODULES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """exp(-mean log-probability) over all tokens but the first of each window."""
+    """exp(-mean log-probability) over all tokens except the first of each window."""
 
     value: float
     tokens: int
@@ -41,7 +41,7 @@ class Perplexity:
 
 
 def stdlib_corpus() -> tuple[str, str]:
-    """Return (text, name): the docstrings of this Python's library, which every machine has."""
+    """Return (text, name): the docstrings of Python's own library, available on every machine."""
     parts = []
     for name in CORPUS_MODULES:
         members = sorted(inspect.getmembers(import_module(name)), key=lambda pair: pair[0])
@@ -78,7 +78,7 @@ def perplexity(
     limit: int = 64,
     concurrency: int = 4,
 ) -> Perplexity:
-    """Ask for the log-probabilities of the text itself: `echo`, and one token that is dropped."""
+    """Request the log-probabilities of the text itself: `echo`, and one token that is dropped."""
     pieces = windows(text, characters, limit)
     if not pieces:
         raise InvalidRequest("the corpus is empty", param="corpus")
@@ -112,7 +112,7 @@ def perplexity(
 
 
 def default_prompts(count: int = 32) -> list[str]:
-    """Return beginnings of documentation to be continued."""
+    """Return the beginnings of documentation texts, as prompts."""
     text, _ = stdlib_corpus()
     pieces = windows(text, 400, count)
     return [piece[: int(len(piece) * 0.6)] for piece in pieces]

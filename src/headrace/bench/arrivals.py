@@ -1,7 +1,7 @@
 """When requests are due: offsets in seconds from the start, all from one seed.
 
-A process gives an endless stream of offsets; the run ends it by count or duration. "closed" has no
-offsets: the next request is due when an earlier one is done.
+A process yields endless offsets; the run stops it by count or duration. "closed" has no offsets:
+the next request is due when an earlier one has ended.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def poisson(rate: float) -> Arrivals:
 def gamma(rate: float, burstiness: float) -> Arrivals:
     """Make gamma gaps of mean 1 / rate and shape `burstiness`.
 
-    1 is Poisson, below 1 comes in bursts, above 1 is more regular; the gaps' coefficient of
-    variation is burstiness ** -0.5.
+    1 is Poisson, below 1 is bursty, above 1 more regular; the gaps' coefficient of variation is
+    burstiness ** -0.5.
     """
     return _after_gaps(lambda rng: rng.gammavariate(burstiness, 1 / (rate * burstiness)))
 
 
 def ramp(first: float, last: float, seconds: float) -> Arrivals:
-    """Make Poisson arrivals whose rate goes linearly from `first` to `last`, then stays.
+    """Make Poisson arrivals whose rate changes linearly from `first` to `last`, then stays.
 
     By time change: the integral of the rate up to each arrival is a unit-rate Poisson process.
     """
@@ -45,7 +45,7 @@ def ramp(first: float, last: float, seconds: float) -> Arrivals:
 
 
 def ramp_time(first: float, last: float, seconds: float, arrivals: float) -> float:
-    """Return the time at which this number of arrivals of a ramp is expected."""
+    """Return the time by which this number of arrivals of a ramp is expected."""
     slope = (last - first) / seconds
     in_ramp = (first + last) / 2 * seconds
     if arrivals >= in_ramp:

@@ -1,8 +1,8 @@
-"""Validity of a run: the client's own conduct, and contradictions in the server's answers.
+"""Validity of a run: the client's own behaviour, and contradictions in the server's answers.
 
-An "invalid" finding says that the client was the bottleneck or that nothing was measured: the
-numbers are not the server's. A "server" finding says that the server's answers contradict its own
-figures. A "warning" must be known when reading the numbers.
+"invalid": the client was the bottleneck or nothing was measured, so the numbers are not the
+server's. "server": the server's answers contradict its own figures. "warning": readers of the
+numbers must know this.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from .metrics import Slo
 from .record import ClientAudit, RequestRecord
 
 MAX_CPU_SHARE = 0.9
-"""Largest share of one core that a client process may take."""
+"""Largest share of one core that a client process may use."""
 LAG_SHARE = 0.1
-"""Share of the measured median latency above which a late timer or send falsifies it."""
+"""Share of the measured median latency above which timer or send delays falsify it."""
 LAG_FLOOR = 10e-3
 SEND_FLOOR = 10e-3
 BUFFER_SHARE = 0.05
 TOGETHER = 0.1
-"""Share of the mean pause below which a piece counts as sent together with the one before it."""
+"""Share of the mean pause below which a piece counts as sent together with the previous one."""
 BURSTS = 0.25
-"""Share of such pieces from which the pauses show how the server sends, not how it computes."""
+"""Share of such pieces from which pauses reflect the server's sending, not its computing."""
 MAX_FAILURES = 0.05
 """Share of failed requests above which the actual load was not the planned one."""
 FEW_FOR_P99 = 100
-"""Requests below which a 99th percentile is the largest value, or next to it."""
+"""Requests below which a 99th percentile is the largest value or the one before it."""
 STEADY_USERS, STEADY_TIME = 0.75, 0.5
-"""Share of its users that a closed loop must have at work, for this share of the time."""
+"""Share of users that must be active in a closed loop, for this share of the time."""
 STALL_FACTOR = 20
 STALL_FLOOR = 1.0
 
@@ -104,7 +104,7 @@ def _client(
                 "generator was the bottleneck; use more --processes",
             )
     gaps = [b - a for record in good for a, b in itertools.pairwise(record.chunk_ns)]
-    # An embedding has no pieces: its first one is its end.
+    # An embedding has no pieces, so its first piece is its end.
     first = [(r.chunk_ns[0] if r.chunk_ns else r.end_ns) - r.planned_ns for r in good]
     scale = float(np.median(gaps or first or [0])) / 1e9
     lags = [lag / 1e9 for audit in audits for lag in audit.lag_ns]
@@ -158,8 +158,8 @@ def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
         if bad:
             findings.append(Finding(severity, code, f"{bad} of {len(good)} answers: {text}"))
 
-    told = [record for record in good if record.output_tokens is not None]
-    if good and len(told) < len(good):
+    reported = [record for record in good if record.output_tokens is not None]
+    if good and len(reported) < len(good):
         silent = [record for record in good if record.output_tokens is None]
         blind = any(not record.chunk_ns for record in silent)
         share(
@@ -171,23 +171,23 @@ def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
             "invalid" if blind else "warning",
         )
     share(
-        sum((r.output_tokens or 0) > r.asked_tokens for r in told),
+        sum((r.output_tokens or 0) > r.asked_tokens for r in reported),
         "usage claims more tokens than were asked for",
         "claims_more",
         "invalid",
     )
     share(
-        sum(len(r.chunk_ns) > (r.output_tokens or 0) for r in told),
+        sum(len(r.chunk_ns) > (r.output_tokens or 0) for r in reported),
         "more pieces than usage has tokens: pieces are sent twice, or usage leaves tokens out",
         "claims_less",
         "invalid",
     )
-    # A token is at least one byte, except at the end; after it come tokens without text.
-    plain = [r for r in told if r.text_bytes + r.call_bytes]
+    # A token is at least one byte, except at the end: tokens without text may follow.
+    plain = [r for r in reported if r.text_bytes + r.call_bytes]
     over = sum((r.output_tokens or 0) > r.text_bytes + r.call_bytes + 1 for r in plain)
     if ignore_eos:
-        # A model may go on after its end with tokens that have no text: then this proves nothing.
-        if over > len(told) / 2:
+        # A model may add tokens without text after its end: then this proves nothing.
+        if over > len(reported) / 2:
             share(
                 over,
                 "usage claims more tokens than the answer has bytes: they are tokens without "
@@ -203,7 +203,7 @@ def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
             "invalid",
         )
     # With ignore_eos, special tokens are counted but have no text, so a recount proves nothing.
-    counted = [] if ignore_eos else [r for r in told if r.recount_tokens is not None]
+    counted = [] if ignore_eos else [r for r in reported if r.recount_tokens is not None]
     differ = sum(
         abs((r.output_tokens or 0) - (r.recount_tokens or 0)) > 2 + 0.1 * (r.output_tokens or 0)
         for r in counted
@@ -219,13 +219,13 @@ def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
             r.prompt_tokens is not None
             and r.exact_prompt
             and not 0 <= r.prompt_tokens - r.known_prompt_tokens <= 1
-            for r in told
+            for r in reported
         ),
         "usage counts other prompt tokens than the ids that were sent (one begin-of-text is "
         "allowed)",
         "prompt_differs",
     )
-    asked = [r for r in told if r.known_prompt_tokens and not r.exact_prompt]
+    asked = [r for r in reported if r.known_prompt_tokens and not r.exact_prompt]
     share(
         sum((r.prompt_tokens or 0) > 1.8 * r.known_prompt_tokens + 64 for r in asked),
         "usage counts nearly twice the prompt's words and more: pass --tokenizer for prompts of "
@@ -235,7 +235,7 @@ def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
     )
     if ignore_eos:
         share(
-            sum((r.output_tokens or 0) < r.asked_tokens for r in told),
+            sum((r.output_tokens or 0) < r.asked_tokens for r in reported),
             "shorter than asked although ignore_eos was set: output lengths are not those planned",
             "short",
             "warning",
@@ -279,10 +279,10 @@ def _streams(good: Sequence[RequestRecord]) -> Iterator[Finding]:
 
 
 def saturated(records: Sequence[RequestRecord], *, draining: bool = True) -> Finding | None:
-    """Return a finding if the queue grows without end.
+    """Return a finding if the queue grows without bound.
 
     Compares the latency of the last quarter with that of the first one. `draining`: the run is
-    over, so the time that the remaining requests took counts too.
+    over, so the time of the remaining requests counts, too.
     """
     ordered = sorted((r for r in records if r.ok), key=lambda record: record.planned_ns)
     if len(ordered) < 20:
@@ -305,7 +305,7 @@ def saturated(records: Sequence[RequestRecord], *, draining: bool = True) -> Fin
 
 
 def unsteady(records: Sequence[RequestRecord], users: int) -> list[Finding]:
-    """Return a finding if a closed loop's users did not work together for most of the run.
+    """Return a finding if a closed loop's users were not active together for most of the run.
 
     A session lasts from its first request's due time to its last one's end, thinking included.
     """
@@ -334,7 +334,7 @@ def unsteady(records: Sequence[RequestRecord], users: int) -> list[Finding]:
 
 
 def few_for(slo: Slo, records: Sequence[RequestRecord]) -> list[Finding]:
-    """Find limits on percentiles that this number of requests does not have."""
+    """Return findings for limits on percentiles that need more requests."""
     return [
         _invalid(
             "few_for_slo",

@@ -1,4 +1,4 @@
-"""This machine as the roofline's `Hardware`: measured in a process of its own, kept as JSON."""
+"""This machine as the roofline's `Hardware`: measured in a separate process, kept as JSON."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def measure_steps(model: str) -> tuple[list[StepRecord], list[StepRecord]]:
 
 
 def from_figures(facts: CpuFacts, raw: dict[str, Any]) -> Hardware:
-    """Turn the measured figures into ceilings; types slower than fp32 are left out."""
+    """Convert the measured figures into ceilings; types slower than fp32 are left out."""
     rates = {"float32": float(raw["float32"]), "int8": float(raw["int8"])}
     if raw["bfloat16"] > raw["float32"]:
         rates["bfloat16"] = float(raw["bfloat16"])

@@ -1,7 +1,7 @@
 """The accuracy gate of a load: the measured server's answers compared with a kept reference.
 
-After a point, the prompts that `bench accuracy --save` kept are asked again at that point's
-concurrency. This exposes a server that is fast because it answers differently at that load.
+After a point, the prompts kept by `bench accuracy --save` are sent again at that point's
+concurrency. This exposes a server that is fast because its answers differ at that load.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .tasks import load_task, score_task
 
 MOST_AT_ONCE = 256
 ANSWER_TOKENS = 64
-"""Tokens of an answer if the reference does not say how long it may be."""
+"""Tokens of an answer if the reference has no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,19 @@ class AccuracyGate:
         return cls(path, load_reference(path), deciding_kinds(deciding), at_least)
 
     def passed(self, result: dict[str, Any]) -> bool | None:
-        """Return the verdict of this gate that a result carries, or None."""
-        told = result.get("accuracy") or {}
+        """Return this gate's verdict from a result, or None."""
+        entry = result.get("accuracy") or {}
         mine = str(self.path), sorted(self.deciding), self.at_least
-        if (told.get("reference"), told.get("deciding"), told.get("at_least")) != mine:
+        if (entry.get("reference"), entry.get("deciding"), entry.get("at_least")) != mine:
             return None
-        return bool(told["passed"])
+        return bool(entry["passed"])
 
     def check(self, options: RunOptions, result: dict[str, Any]) -> dict[str, Any]:
-        """Ask the server of a result; return its entry. A comparison that is impossible fails."""
+        """Send the prompts to a result's server; return its entry. An impossible comparison
+        fails."""
         found = result["figures"].get("concurrency", {"value": 1.0})["value"]
         target = Target(options.url, result["server"]["model"], api_key=options.api_key)
-        told: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "reference": str(self.path),
             "deciding": sorted(self.deciding),
             "at_least": self.at_least,
@@ -57,14 +58,14 @@ class AccuracyGate:
             "held": [],
         }
         try:
-            told["held"], told["why"] = self._ask(target, told["concurrency"])
+            entry["held"], entry["why"] = self._ask(target, entry["concurrency"])
         except HeadraceError as error:
-            told["why"] = [error.message]
-        told["passed"] = not told["why"]
-        return told
+            entry["why"] = [error.message]
+        entry["passed"] = not entry["why"]
+        return entry
 
     def _ask(self, target: Target, users: int) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return (comparisons with the reference, reasons why it did not pass)."""
+        """Return (comparisons with the reference, reasons for a failure)."""
         expected, deciding = self.reference, self.deciding
         agreed = measured = None
         scores = []
@@ -79,9 +80,9 @@ class AccuracyGate:
                 name, _, items = key.rpartition("/")
                 scores.append(score_task(target, name, load_task(name, int(items)), users))
         text, corpus = stdlib_corpus()
-        told = expected.perplexity
-        if "perplexity" in deciding and told is not None and told.corpus == corpus:
-            measured = perplexity(target, text, corpus, limit=told.windows, concurrency=users)
+        theirs = expected.perplexity
+        if "perplexity" in deciding and theirs is not None and theirs.corpus == corpus:
+            measured = perplexity(target, text, corpus, limit=theirs.windows, concurrency=users)
         held = hold(expected, agreed=agreed, perplexity=measured, scores=scores)
         why = [
             f"{one.name} has {one.share:.1%} of the reference's"
@@ -100,16 +101,16 @@ def deciding_kinds(text: str) -> frozenset[str]:
     return kinds
 
 
-def said(told: dict[str, Any]) -> str:
+def said(entry: dict[str, Any]) -> str:
     """Format a verdict as one line."""
-    shares = ", ".join(f"{one['name']} {one['share']:.2%}" for one in told["held"])
-    verdict = "passed" if told["passed"] else f"FAILED: {'; '.join(told['why'])}"
-    return f"accuracy against {told['reference']} at {told['at_least']:.1%}: {shares}; {verdict}"
+    shares = ", ".join(f"{one['name']} {one['share']:.2%}" for one in entry["held"])
+    verdict = "passed" if entry["passed"] else f"FAILED: {'; '.join(entry['why'])}"
+    return f"accuracy against {entry['reference']} at {entry['at_least']:.1%}: {shares}; {verdict}"
 
 
-def lowest(told: dict[str, Any] | None) -> str:
+def lowest(entry: dict[str, Any] | None) -> str:
     """Format a verdict as a cell of a table."""
-    if told is None:
+    if entry is None:
         return "–"
-    share = min((one["share"] for one in told["held"]), default=0.0)
-    return f"{share:.1%}" if told["passed"] else f"{share:.1%} FAILED"
+    share = min((one["share"] for one in entry["held"]), default=0.0)
+    return f"{share:.1%}" if entry["passed"] else f"{share:.1%} FAILED"

@@ -1,8 +1,8 @@
-"""The load generator: one event loop that starts sessions when they are due and stamps answers.
+"""The load generator: one event loop that starts due sessions and timestamps answers.
 
-Latency is counted from the planned time of a request. In an open loop that is its arrival. In a
-closed loop it is the moment at which its user was ready: the start of the run, or the end of the
-previous answer plus the time to think. A late client makes the request look late, never fast.
+Latency counts from the planned time of a request. In an open loop that is its arrival. In a closed
+loop it is when its user is ready: the start of the run, or the end of the previous answer plus the
+think time. A late client makes the request look slow, never fast.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .workload import EMBEDDING, ROLE_SYSTEM, Session, Turn
 
 LAG_PERIOD = 0.01
 GONE = 50
-"""Consecutive failed connections after which the server counts as gone and nothing new is sent."""
+"""Consecutive failed connections after which the server counts as gone; nothing more is sent."""
 MAX_BODY = 16 * 2**20
 
 Recount = Callable[[str], int]
@@ -45,7 +45,7 @@ class Stream:
     raw: bytearray
     last_ns: int
     keep: int = 4096
-    """Bytes of the body that are kept as they came: enough for an error message."""
+    """First bytes of the body that are kept raw: enough for an error message."""
     give_up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to hang up."""
     done: bool = False
@@ -62,7 +62,7 @@ class Stream:
             self.give_up.set()
 
     def on_end(self) -> None:
-        """Take the end of the body: an event may have come without the empty line after it."""
+        """Handle the end of the body: the last event may lack its empty line."""
         self._events(self.last_ns, self.lines.end())
 
     def _events(self, now: int, payloads: list[bytes]) -> None:
@@ -106,9 +106,9 @@ class Client:
         ask: Callable[[], None] = lambda: None,
         heard: Callable[[RequestRecord, str], None] = lambda _record, _text: None,
     ) -> None:
-        """Prepare a job; `ask` requests more sessions of an endless one, which come by `add`.
+        """Prepare a job; `ask` requests more sessions of an endless one, which `add` receives.
 
-        `heard` takes each ended record with its answer's text.
+        `heard` gets each ended record with its answer's text.
         """
         self.job = job
         self._ask = ask
@@ -116,7 +116,7 @@ class Client:
         self._queue = deque(zip(job.sessions, job.numbers, strict=True))
         self._more = asyncio.Event()
         self._lost = 0
-        """Consecutive requests that met no server."""
+        """Consecutive requests without a connection."""
         self.audit = ClientAudit(job.process)
         self._emit = emit
         self._recount = recount
@@ -132,12 +132,12 @@ class Client:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing new is to be started."""
+        """Whether nothing new may be started."""
         return self._stopped or self.hang_up or self.audit.gave_up
 
     @property
     def begun(self) -> int:
-        """Number of answers in work of which a part has come."""
+        """Number of unfinished answers with at least one piece."""
         return sum(bool(stream.record.chunk_ns) for stream in self._streams)
 
     async def run(self, start_ns: int) -> None:
@@ -174,7 +174,7 @@ class Client:
                 waits = room.locked()
                 await room.acquire()
                 freed = time.monotonic_ns() if waits else freed
-                # The cap is part of the load: a request that waited for it is due when it may go.
+                # The cap is part of the load: a request held back by it is due when it may start.
                 planned = max(planned, freed)
             if self.ended or (end_ns is not None and planned >= end_ns):
                 break
@@ -187,7 +187,7 @@ class Client:
         await self._last(tasks, end_ns)
 
     async def _last(self, tasks: Iterable[asyncio.Future[Any]], end_ns: int | None) -> None:
-        """Wait for the requests in flight; after the grace hang them up."""
+        """Wait for the requests in flight; cancel them after the grace period."""
         if end_ns is None or self.job.grace is None:
             await asyncio.gather(*tasks)
             return
@@ -235,13 +235,13 @@ class Client:
             self._ask()
 
     def add(self, more: More) -> None:
-        """Add the sessions that were asked for, or stop starting new ones."""
+        """Add the requested sessions, or stop starting new ones."""
         self._asked, self._stopped = False, self._stopped or more.stop
         self._queue.extend(zip(more.sessions, more.numbers, strict=True))
         self._more.set()
 
     async def _session(self, session: Session, number: int, ready: int, end_ns: int | None) -> int:
-        """Run all turns of a user; return when the user was done."""
+        """Run all turns of a user; return the time when the user was done."""
         history: list[dict[str, Any]] = []
         if session.system:
             history.append({"role": ROLE_SYSTEM, "content": session.system})
@@ -269,7 +269,7 @@ class Client:
                 self.audit.gave_up = True
             ready = record.end_ns
             if record.error is not None or self.hang_up:
-                break  # A user whose question failed does not ask the next one.
+                break  # A user whose question failed asks no further ones.
             history.append({"role": "assistant", "content": turn.answer or text or "…"})
         return ready
 
@@ -314,7 +314,7 @@ class Client:
         return text
 
     async def _exchange(self, data: bytes, stream: Stream) -> Reply | None:
-        """Send and wait for the end, a stall or the wish to hang up (returns None)."""
+        """Send and wait for the end, a stall, or the order to hang up (returns None)."""
         try:
             return await self._send(await self._pool.take(), data, stream)
         except ConnectionLost as error:
@@ -361,7 +361,7 @@ class Client:
 
 
 async def watch_lag(lags: list[int]) -> None:
-    """Sample how late a timer fires. The same delays affect stamps and sends."""
+    """Sample how late timers fire. Timestamps and sends are delayed alike."""
     while True:
         due = time.monotonic_ns() + int(LAG_PERIOD * 1e9)
         await asyncio.sleep(LAG_PERIOD)
@@ -369,7 +369,7 @@ async def watch_lag(lags: list[int]) -> None:
 
 
 class _Stalled(Exception):
-    """No byte came for too long."""
+    """Error: no byte came for too long."""
 
 
 def content_of(turn: Turn) -> str | list[dict[str, Any]]:
@@ -414,7 +414,7 @@ def make_body(
 
 def _embedding_body(target: Target, turn: Turn, record: RequestRecord) -> tuple[str, bytes]:
     record.known_prompt_tokens = turn.prompt_tokens
-    # Ids are taken as they are: nothing is added around them.
+    # Ids are sent unchanged: nothing is added around them.
     record.exact_prompt = turn.ids is not None
     body = {
         "model": target.model,
@@ -451,7 +451,7 @@ def judge(target: Target, stream: Stream, reply: Reply) -> None:
 
 
 def _whole_answer(stream: Stream) -> None:
-    """Take an answer without streaming: of its tokens the client sees only the end."""
+    """Record an answer without streaming: only the end of its tokens is visible to the client."""
     record = stream.record
     try:
         data = any_json(stream.raw)

@@ -1,8 +1,8 @@
 """A against B: repeated runs, interleaved, and confidence intervals of the ratios.
 
-Anything that slows a shared machine for a while slows both sides of a pair. Ratios of pairs are
-therefore steadier than either side. A metric has regressed when its whole interval is beyond the
-tolerance on the wrong side. An interval on both sides of the tolerance is reported as unclear.
+A slow period of a shared machine affects both sides of a pair. So ratios of pairs vary less than
+either side. A metric has regressed if its whole interval is beyond the tolerance on the wrong side.
+An interval that contains the tolerance is unclear.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .store import read_records
 REGRESSED = 3
 """Exit code of a comparison that found a regression."""
 MISSED = 3
-"""Exit code where an SLO is missed."""
+"""Exit code if an SLO is missed."""
 INVALID_RUN = 4
 """Exit code of a run that says nothing about the server."""
 
@@ -74,11 +74,11 @@ SAME = tuple(
     prefix_tokens groups zipf turns think_seconds ignore_eos stream temperature extra
     """.split()  # noqa: SIM905
 )
-"""Options that two runs must share for their ratio to be of the servers."""
+"""Options that two runs must share for a meaningful ratio."""
 
 
 def check_alike(results: Sequence[dict[str, Any]]) -> None:
-    """Raise `InvalidRequest` if two results are not of the same load, or one is invalid."""
+    """Raise `InvalidRequest` if two results have different loads, or one is invalid."""
     for result in results:
         if not result["valid"]:
             why = next(f["text"] for f in result["findings"] if f["severity"] == "invalid")
@@ -102,7 +102,7 @@ def compare_failures(counts: Sequence[tuple[tuple[int, int], tuple[int, int]]]) 
     """Compare (failed, requests) of both sides of each pair, pooled; None if nothing failed.
 
     A 95 % interval of the ratio of two shares on a log scale, with half a failure added to each
-    (Katz et al. 1978): any significant growth is a regression, whatever the tolerance.
+    (Katz et al. 1978): any significant growth is a regression, regardless of the tolerance.
     """
     (a, n), (b, m) = (
         tuple(map(sum, zip(*side, strict=True))) for side in zip(*counts, strict=True)
@@ -174,7 +174,7 @@ def interleave(
     folder: Path | None,
     run: Callable[[RunOptions, Path | None], dict[str, Any]],
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Run `repeats` pairs in the order A B, B A, A B …; each with a seed of its own."""
+    """Run `repeats` pairs in the order A B, B A, A B …; each with its own seed."""
     if repeats < 2:
         raise InvalidRequest("a comparison needs at least 2 repeats", param="repeats")
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -185,8 +185,7 @@ def interleave(
         found = {}
         for name, options in sides:
             place = None if folder is None else folder / f"{number}-{name}"
-            # The same server must not find in its cache the prompts that the other side has just
-            # sent.
+            # On one server, this side must not find the other side's prompts in the cache.
             shift = 1_000_003 if name == "b" and a.url == b.url else 0
             found[name] = run(replace(options, seed=options.seed + number + shift), place)
             if found[name]["interrupted"]:

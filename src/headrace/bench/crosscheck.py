@@ -1,8 +1,8 @@
-"""The server's own histograms next to the client's figures: same run, two clocks, two observers.
+"""The server's own histograms compared with the client's figures of the same run.
 
-Reads the Prometheus text of `/metrics` before and after. Names are vLLM's (ours and many others
-have them). The server cannot see the network and its own accept queue, so it may be a little faster
-than the client says. Much faster means that something between them waits.
+Reads the Prometheus text of `/metrics` before and after. Names are vLLM's, which we and many others
+use. The server does not see the network and its own accept queue, so its times may be a little
+shorter than the client's. A large difference means that something between them waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HISTOGRAMS = {
     "queue": ("vllm:request_queue_time_seconds",),
 }
 APART = 0.25
-"""Relative difference of the means from which the two count as disagreeing."""
+"""Relative difference of the means from which the two disagree."""
 FLOOR = 0.02
 
 Sums = dict[str, tuple[float, float]]
@@ -50,7 +50,7 @@ def parse_metrics(text: str) -> Sums:
 
 
 def read_metrics(address: Address) -> Sums:
-    """Read the server's sums; empty if it has none."""
+    """Read the server's sums; empty if it reports none."""
     try:
         status, body = asyncio.run(fetch(address, "GET", "/metrics", timeout=10))
     except ConnectionLost:
@@ -72,9 +72,9 @@ def means(before: Sums, after: Sums) -> dict[str, dict[str, float]]:
 def cross_check(
     server: dict[str, dict[str, float]], records: Sequence[RequestRecord], *, stream: bool = True
 ) -> tuple[dict[str, Any], list[Finding]]:
-    """Return ({metric: {client, server}} of mean seconds, findings of disagreement).
+    """Return ({metric: {client, server}} in mean seconds, findings of disagreement).
 
-    Without streaming the client sees only ends, the server its own first tokens.
+    Without streaming the client sees only ends, but the server its own first tokens.
     """
     good = [record for record in records if record.ok]
     streamed = [record for record in good if record.chunk_ns and stream]
@@ -89,19 +89,19 @@ def cross_check(
     }
     table: dict[str, Any] = {}
     findings = []
-    for metric, told in server.items():
+    for metric, own in server.items():
         seen = values.get(metric)
-        table[metric] = {"server": told["mean"], "client": None}
+        table[metric] = {"server": own["mean"], "client": None}
         if not seen:
             continue
         client = sum(seen) / len(seen)
         table[metric]["client"] = client
-        if abs(client - told["mean"]) > max(FLOOR, APART * told["mean"]):
+        if abs(client - own["mean"]) > max(FLOOR, APART * own["mean"]):
             findings.append(
                 Finding(
                     "warning",
                     f"disagree_{metric}",
-                    f"the server's own mean {metric} is {told['mean'] * 1e3:.1f} ms, the client "
+                    f"the server's own mean {metric} is {own['mean'] * 1e3:.1f} ms, the client "
                     f"saw {client * 1e3:.1f} ms: something between them waits, or another client "
                     "was there too",
                 )

@@ -1,4 +1,4 @@
-"""Drawn pictures whose content is known: shapes of one kind and one colour, made from a seed."""
+"""Drawn pictures with known content: shapes of one kind and one colour, made from a seed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLOURS = {
 }
 NUMBERS = ("one", "two", "three", "four", "five", "six")
 _PLACES = 3, 2
-"""Columns and rows of the places that a shape may have."""
+"""Columns and rows of the possible places of shapes."""
 QUESTIONS = {
     "shape": "What shape is in the picture: a circle, a square or a triangle? Answer in one word.",
     "colour": f"What colour has it: {', '.join(COLOURS)}? Answer in one word.",
@@ -33,13 +33,13 @@ _SAME = {str(at + 1): word for at, word in enumerate(NUMBERS)} | {f"{one}s": one
 
 
 class DrawnPicture(NamedTuple):
-    """A picture and what is in it."""
+    """A picture and its content."""
 
     png: bytes
     shape: str
     colour: str
     number: int
-    """Shapes in the picture."""
+    """Number of shapes in the picture."""
 
     @property
     def url(self) -> str:
@@ -47,13 +47,13 @@ class DrawnPicture(NamedTuple):
         return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
     def answer(self, question: str) -> str:
-        """Return the right word for a key of `QUESTIONS`."""
-        told = {"shape": self.shape, "colour": self.colour, "count": NUMBERS[self.number - 1]}
-        return told[question]
+        """Return the right answer, in one word, to a key of `QUESTIONS`."""
+        answers = {"shape": self.shape, "colour": self.colour, "count": NUMBERS[self.number - 1]}
+        return answers[question]
 
 
 def drawing(width: int, height: int, rng: random.Random) -> DrawnPicture:
-    """Draw one to six equal shapes on a light ground, whose noise makes each picture another."""
+    """Draw one to six equal shapes on a light ground, whose noise makes each picture unique."""
     shape, colour = rng.choice(SHAPES), rng.choice(tuple(COLOURS))
     count = rng.randint(1, _PLACES[0] * _PLACES[1])
     noise = np.frombuffer(rng.randbytes(-(-width // 8) * -(-height // 8)), np.uint8) % 16
@@ -73,7 +73,7 @@ def drawing(width: int, height: int, rng: random.Random) -> DrawnPicture:
 def _inside(
     shape: str, width: int, height: int, x: float, y: float, radius: float
 ) -> npt.NDArray[np.bool_]:
-    """Return which pixels [height, width] a shape around a point covers."""
+    """Return the mask [height, width] of a shape around a point."""
     across = np.arange(width)[None, :] + 0.5 - x
     down = np.arange(height)[:, None] + 0.5 - y
     if shape == "circle":
@@ -84,7 +84,7 @@ def _inside(
 
 
 def is_right(text: str, answer: str) -> bool:
-    """Return whether the first word of a text that could be the answer is the right one."""
+    """Return whether the first possible answer word in a text is the right one."""
     kind = next(words for words in _KINDS if answer in words)
     said = (_SAME.get(word, word) for word in re.findall(r"[a-z]+|[0-9]+", text.lower()))
     return next((word for word in said if word in kind), None) == answer

@@ -1,6 +1,6 @@
-"""Joules, if counters can be read: Intel and AMD package counters (RAPL), NVIDIA's (NVML).
+"""Energy in joules, if counters are readable: Intel's and AMD's (RAPL), NVIDIA's (NVML).
 
-An unreadable counter is absent; nothing is ever derived from a thermal design power.
+An unreadable counter is absent; nothing is derived from a thermal design power.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ RAPL = Path("/sys/class/powercap")
 
 
 class EnergyMeter:
-    """Energy counter from its creation, on this machine; without `local` it counts nothing."""
+    """Energy used on this machine since its creation; without `local` it counts nothing."""
 
     def __init__(self, *, local: bool = True) -> None:
         self._rapl = rapl_joules() if local else {}
@@ -92,11 +92,11 @@ class _Memory(ctypes.Structure):
 
 
 SM_CLOCK = 1
-"""NVML's number of the compute clock. As a sensor, number 0 is the temperature on the chip."""
+"""NVML's number of the compute clock. As a sensor, number 0 is the chip's temperature."""
 
 
 def gpu_states() -> dict[int, dict[str, tuple[float, str]]]:
-    """Return GPU → {quantity: (value, unit)} of now, as far as its driver reports them."""
+    """Return GPU → {quantity: (current value, unit)}, as far as its driver reports them."""
     found: dict[int, dict[str, tuple[float, str]]] = {}
     share, memory, number = _Utilisation(), _Memory(), ctypes.c_uint()
     with _nvml() as handles:

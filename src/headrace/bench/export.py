@@ -1,4 +1,4 @@
-"""Results in the JSON shapes of other tools, so that dashboards made for those read ours."""
+"""Results in the JSON formats of other tools, for dashboards made for those."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Death of a server under streams: are the answers those of an undisturbed run?
+"""Death of a server under streams: a check that answers equal those of an undisturbed run.
 
-The same requests go through a gateway twice: first undisturbed, then a server is killed while all
-streams are in work. Both times they are greedy and of a fixed length, so that a token that is lost,
-repeated or another one shows as a difference of the texts.
+The same requests go through a gateway twice: first undisturbed, then with a server killed while all
+streams are in work. Both times they are greedy and of a fixed length, so a lost, repeated or wrong
+token shows as a difference of the texts.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .workload import Session, Turn
 
 READY = re.compile(r"^ready: .* on (https?://\S+)", re.MULTILINE)
 START_SECONDS = 900.0
-"""Most seconds until a server of its own is ready: the first start fetches the model."""
+"""Most seconds until a server started here is ready: its first start downloads the model."""
 COMMAND_SECONDS = 120.0
-"""Most seconds that a command that kills may take."""
+"""Most seconds for the command that kills a server."""
 MOVED = re.compile(r"^headrace_route_migrations_total(?:\{.*\})? (\S+)$", re.MULTILINE)
-"""Streams that went on elsewhere, by server, in the metrics of `headrace route`."""
+"""Streams moved to another server, by server, in the metrics of `headrace route`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +50,28 @@ class Failover:
 
     streams: int
     in_work: int
-    """Streams that had begun and not ended when the server was killed."""
+    """Streams that were in work when the server was killed."""
     equal: int
-    """Answers that came whole and equal those of the undisturbed run."""
+    """Complete answers that equal those of the undisturbed run."""
     failed: tuple[str, ...]
-    """Errors of the streams that did not come whole, each once."""
+    """Distinct errors of incomplete streams."""
     unlike: int
-    """Answers that came whole, with another text."""
+    """Complete answers with a different text."""
     moved: float | None
-    """Streams that the gateway moved to another server, if its metrics have that."""
+    """Streams that the gateway moved to another server, if its metrics report that."""
     pause: float
-    """Longest time without a token of a stream in work, from the kill on."""
+    """Longest time without a token in an unfinished stream, after the kill."""
     usual: float
-    """The same of the undisturbed run, at any time."""
+    """Longest time without a token in the undisturbed run, at any time."""
 
     @property
     def kept(self) -> bool:
-        """Whether a server died under streams, and nothing was lost or repeated."""
+        """Whether a server died under streams and nothing was lost or repeated."""
         return self.in_work > 0 and self.equal == self.streams
 
 
 def sessions_of(streams: int, tokens: int) -> list[Session]:
-    """Return single requests with unlike prompts."""
+    """Return single requests with different prompts."""
     return [
         Session([Turn(f"{number + 1}. A story about a river and {number + 2} bridges.", tokens)])
         for number in range(streams)
@@ -84,7 +84,7 @@ def failover(
     kill: Callable[[], None],
     say: Callable[[str], None],
 ) -> Failover:
-    """Run the sessions twice against a gateway, the second time with a `kill`; compare.
+    """Run the sessions twice against a gateway, the second time with a `kill`; compare the answers.
 
     Raises `HeadraceError` if the undisturbed run has an error: then a death would prove nothing.
     """
@@ -155,7 +155,7 @@ def _pause(record: RequestRecord, since: int) -> float:
 
 
 def moved(url: str) -> float | None:
-    """Return how many streams a gateway has moved; None if its metrics do not tell."""
+    """Return the number of streams that a gateway has moved; None if its metrics lack it."""
     try:
         status, body = asyncio.run(fetch(parse_url(url), "GET", "/metrics", timeout=10))
     except ConnectionLost:
@@ -165,7 +165,7 @@ def moved(url: str) -> float | None:
 
 
 def by_command(line: str) -> Callable[[], None]:
-    """Return a kill that runs a command; raise `InvalidRequest` if it is no command line."""
+    """Return a kill that runs a command; raise `InvalidRequest` if it is not a command line."""
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -188,7 +188,7 @@ def by_command(line: str) -> Callable[[], None]:
 
 
 class Own:
-    """A server of this machine for the length of a context, with its output in a file."""
+    """A server process on this machine, as a context manager, with its output in a file."""
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
         self._log = log
@@ -225,7 +225,7 @@ class Own:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """End it as `kill -9` does; its engine's processes end with it."""
+        """Kill it as `kill -9` does; its engine's processes end with it."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
@@ -235,11 +235,11 @@ class Own:
 def own_servers(
     model: Sequence[str], threads: int, folder: Path, say: Callable[[str], None]
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield (address of a gateway before two servers of this machine, the death of one)."""
+    """Yield (address of a gateway to two servers of this machine, a function that kills one)."""
     serve = ["serve", *model, "--port", "0", "--threads", str(threads)]
     say("starting two servers")
     with Own(serve, folder / "a.log") as a:
-        first = a.ready()  # Alone: the second one finds the model fetched and packed.
+        first = a.ready()  # Alone: the second one finds the model downloaded and packed.
         with Own(serve, folder / "b.log") as b:
             second = b.ready()
             route = ["route", first, second, "--port", "0", "--policy", "least-loaded"]

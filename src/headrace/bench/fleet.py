@@ -1,4 +1,4 @@
-"""Client processes: sessions are distributed among them, records come back as they end."""
+"""Client processes: sessions are distributed among them, records come back as requests end."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ START_MARGIN = 0.3
 
 
 def deal(whole: Job, processes: int) -> list[Job]:
-    """Split a run's job into one per process: session i goes to process i mod P, and the limit on
-    requests in flight is split evenly."""
+    """Split a run's job into one per process: process p gets the sessions i with i mod P = p. The
+    limit on requests in flight is split evenly."""
     count = len(whole.sessions)
     processes = min(processes, count, whole.concurrency or count, whole.most or count)
 
@@ -47,22 +47,22 @@ def deal(whole: Job, processes: int) -> list[Job]:
 
 
 class Supply:
-    """Sessions for as long as processes ask, all of one seed, whatever their number.
+    """Endless sessions for the processes, from one seed, independent of their number.
 
-    A workload of 2 n sessions begins with the sessions of one of n, so that prefixes and lengths go
-    on as they began.
+    A workload of 2 n sessions begins with the sessions of one of n, so that prefixes and lengths
+    continue consistently.
     """
 
     def __init__(
         self, make: Callable[[int], Sequence[Session]], given: int, processes: int
     ) -> None:
-        """Take `make`, where `make(n)` returns the first n sessions, and the `given` already
-        distributed."""
+        """Store `make`, where `make(n)` returns the first n sessions, and the number `given` out
+        already."""
         self._make, self._given = make, given
         self._pending: list[More] = [More([], []) for _ in range(processes)]
 
     def more(self, process: int) -> More:
-        """Return the next sessions of a process: those whose number is the process modulo P."""
+        """Return the next sessions of a process: those with a number congruent to it modulo P."""
         if not self._pending[process].sessions:
             processes, wanted = len(self._pending), 2 * self._given
             for number, session in enumerate(self._make(wanted)):
@@ -75,7 +75,7 @@ class Supply:
 
 
 class Fleet:
-    """Runner of jobs in processes of their own."""
+    """Runner of jobs in separate processes."""
 
     def __init__(self, jobs: Sequence[Job], supply: Supply | None = None) -> None:
         self.jobs = list(jobs)
@@ -160,7 +160,7 @@ class Fleet:
     def _tell(self, process: int, line: bytes) -> None:
         pipe = self._children[process].stdin
         assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):  # It has ended: its own message says why.
+        with contextlib.suppress(BrokenPipeError):  # It has ended; its own message says why.
             pipe.write(line + b"\n")
             pipe.flush()
 

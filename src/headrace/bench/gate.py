@@ -1,4 +1,4 @@
-"""The accuracy gate: each figure as a share of the reference's, against MLPerf's two bounds."""
+"""The accuracy gate: each figure as a share of the reference's, compared with MLPerf's bounds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .reference import Agreement, Reference
 from .tasks import TaskScore
 
 GATES = (0.99, 0.999)
-"""Shares of the reference's accuracy that MLPerf asks for (closed division: normal, high)."""
+"""Shares of the reference's accuracy that MLPerf requires (closed division: normal, high)."""
 
 GATED = ("tokens", "perplexity", "tasks")
 """Kinds of gate. Engines that round differently diverge at the first near-tie, so `tokens` is for
-changes that must not change anything. The other two are what MLPerf calls accuracy."""
+changes that must keep every bit. The other two are accuracy in MLPerf's sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Held:
     here: float
     reference: float
     share: float
-    """Share of the reference; above 1 is better than it."""
+    """Share of the reference; above 1 is better."""
 
     def passes(self, gate: float) -> bool:
         return self.share >= gate
@@ -47,14 +47,14 @@ def hold(
     made = []
     if agreed is not None:
         made.append(Held("tokens", "token match", agreed.token_match, 1.0, agreed.token_match))
-    told = reference.perplexity
-    if perplexity is not None and told is not None and same_text(perplexity, told):
-        share = told.value / perplexity.value
-        made.append(Held("perplexity", "perplexity", perplexity.value, told.value, share))
+    theirs = reference.perplexity
+    if perplexity is not None and theirs is not None and same_text(perplexity, theirs):
+        share = theirs.value / perplexity.value
+        made.append(Held("perplexity", "perplexity", perplexity.value, theirs.value, share))
     for score in scores:
         known = (reference.tasks or {}).get(task_key(score.name, score.items))
         if known is not None:
-            # Nothing can be lost if the reference has nothing; and JSON knows no infinity.
+            # If the reference has nothing, nothing can be lost; and JSON has no infinity.
             share = score.score / known if known else 1.0
             made.append(Held("tasks", score.name, score.score, known, share))
     return made
@@ -68,18 +68,18 @@ def not_held(
     perplexity: Perplexity | None,
     scores: Sequence[TaskScore],
 ) -> list[str]:
-    """List why deciding gates could not decide, a line each. A gate compares or fails."""
+    """Return the reasons why deciding gates could not decide, one per line."""
     done = {one.kind for one in held}
     why = []
     if "perplexity" in deciding and "perplexity" not in done and reference.perplexity is not None:
-        told = reference.perplexity
+        kept = reference.perplexity
         here = (
             "none was measured here (--limit)"
             if perplexity is None
             else f"here it is over {perplexity.windows} windows of {perplexity.corpus}"
         )
         why.append(
-            f"perplexity: the reference's is over {told.windows} windows of {told.corpus}, {here}"
+            f"perplexity: the reference's is over {kept.windows} windows of {kept.corpus}, {here}"
         )
     if "tasks" in deciding and reference.tasks:
         known, here_too = set(reference.tasks), {task_key(s.name, s.items) for s in scores}

@@ -1,10 +1,10 @@
 """Transcription load: requests for whole files, or live sessions fed in real time; latency and
 errors.
 
-Works with any server that offers OpenAI's `/v1/audio/transcriptions` (files, answered as events or
-whole) or `/v1/realtime` (sessions). Times are measured in this process, from when a request was
-due: to a user, a late client is a late server. The result holds this process's own lateness; a run
-in which it matters is invalid.
+Works with any server that has OpenAI's `/v1/audio/transcriptions` (files, answered as events or
+whole) or `/v1/realtime` (sessions). Times are measured in this process, from a request's due time:
+to a user, a late client is a late server. The result contains this process's own lateness; a run in
+which it matters is invalid.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .statistics import Distribution, describe
 from .word_errors import Errors, character_errors, word_errors
 
 LATE = 0.1
-"""Share of the median latency by which this process may be late (p99) in a valid run."""
+"""Largest lateness of this process (p99) in a valid run, as a share of the median latency."""
 EDGE = "headrace-bench-4f1d7c"
 """Boundary between the parts of a form."""
 
 
 class SoundLoad:
-    """One run: recordings in turn, by users one after the other, or as they are due."""
+    """One run: recordings in turn, by sequential users or at their due times."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class SoundLoad:
         live: bool,
         watch: Callable[[int], None] = lambda heard: None,
     ) -> None:
-        """Use `options.requests` recordings in all, each equally often; None: each once.
+        """Send `options.requests` recordings in all, each equally often; None: each once.
 
         `watch` receives the number of recordings transcribed so far.
         """
@@ -126,14 +126,14 @@ class SoundLoad:
             one.error = f"{reply.status}: {bytes(body[:200]).decode(errors='replace')}"
         elif answer.error or answer.ended:
             one.text, one.error = answer.text, answer.error or None
-        else:  # Whole: not every server streams.
+        else:  # In one piece: not every server streams.
             try:
                 one.text = str(any_json(body)["text"])
             except (ValueError, KeyError, TypeError):
                 one.error = f"no text in the answer: {bytes(body[:200])!r}"
 
     def result(self, server: dict[str, Any], *, whole: bool) -> dict[str, Any]:
-        """Return the result that is written and shown; times in seconds."""
+        """Return the result to write and show; times in seconds."""
         options, good = self._options, [one for one in self.heard if one.error is None]
         late = describe([one.begin - one.due for one in self.heard], options.seed)
         figures = {"client_late_seconds": late}
@@ -175,7 +175,7 @@ class SoundLoad:
 
 
 def _invalid(good: Sequence[HeardSound], late: Distribution | None) -> str | None:
-    """Return why these are not the server's numbers."""
+    """Return the reason why these are not the server's numbers."""
     if not good or late is None:
         return "nothing was heard"
     latency = sorted(one.end - one.due for one in good)[len(good) // 2]
@@ -184,7 +184,7 @@ def _invalid(good: Sequence[HeardSound], late: Distribution | None) -> str | Non
 
 
 def _rate(count: Callable[[str, str], Errors], good: Sequence[HeardSound]) -> dict[str, Any] | None:
-    """Return the error rate over all recordings whose text is known; None without any."""
+    """Return the error rate over all recordings with a transcript; None without any."""
     pairs = [(one.recording.said, one.text) for one in good]
     found = [count(said, text) for said, text in pairs if said is not None]
     if not found:
@@ -210,7 +210,7 @@ class _TextEvents:
         self.text, self.ended, self.error = "", False, ""
 
     def take(self, data: bytes) -> bool:
-        """Take bytes; return whether there is text now."""
+        """Parse bytes; return whether there is text now."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if not line.startswith(b"data: {"):

@@ -1,4 +1,4 @@
-"""Roofline share of a transcription run: the least time that hardware needs with one Whisper."""
+"""Roofline share of a transcription run: the hardware's least time with one Whisper."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..roofline.weights import WeightBytes
 from .sounds import HeardSound
 
 WINDOW = 30.0
-"""Seconds that the encoder takes at a time."""
+"""Seconds of sound that the encoder takes at a time."""
 
 
 def token_step(text: ModelArch, hardware: Hardware, place: int, rows: int, users: int) -> StepTime:
-    """Price a step in which `users` texts have the token at `place`, each with a sound of `rows`
-    positions, with weights and KV in eight bits."""
+    """Price a step of the token at `place` in `users` texts, each with a sound of `rows` positions,
+    with weights and KV in eight bits."""
     case = Case(text, WeightBytes("Q8_0"), "float32", "int8")
     step = compose(text, [place] * users, [1] * users, inputs=[rows] * users)
     return step_time(case, hardware, step)
@@ -33,7 +33,7 @@ def hearing_limit(
 ) -> dict[str, float]:
     """Return the least seconds for these sounds and texts, with weights and KV in eight bits.
 
-    The encoder's windows have no silence after them. At most `users` sounds share the weights that
+    The encoder's windows are not padded with silence. At most `users` sounds share the weights that
     a token reads. One user waits for both parts; with several, one may decode while another is
     encoded.
     """
@@ -51,7 +51,7 @@ def hearing_limit(
             encoder += least_seconds(
                 work.floor(hardware) for work in part_work(graph, rows, coded=True)
             )
-            # In the middle of the window's text.
+            # At the middle of the window's text.
             step = token_step(text, hardware, min(round(share / 2), text.max_context), rows, users)
             decoder += share * step.limit_seconds / users
         tokens += count

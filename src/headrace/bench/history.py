@@ -1,4 +1,4 @@
-"""Runs over time, in an embedded DuckDB file: which commit moved which number."""
+"""Runs over time in an embedded DuckDB file, to find the commit that changed a number."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = "created, bench, commit, machine, model, server, workload, load, valid
 
 
 def _prepare(database: Any) -> None:
-    """Make the table, or migrate one of an earlier version, whose `commit` was the bench's own."""
+    """Make the table, or migrate one of an earlier version, in which `commit` was the bench's."""
     database.execute(TABLE)
     columns = {row[0] for row in database.execute("DESCRIBE runs").fetchall()}
     if "bench" not in columns:
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
     created: str
     commit: str
-    """Commit of the measured server, as it reports it; empty if it reports none."""
+    """Commit that the measured server reports; empty if it reports none."""
     machine: str
     model: str
     server: str
@@ -54,8 +54,8 @@ class Entry(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Group of runs that can be compared with each other."""
-        # A version that names its commit would be a line of its own for each of them.
+        """Name of the group of runs comparable with this one."""
+        # The commit is left out: each one would otherwise be a separate group.
         server = self.server.partition("+")[0]
         return " · ".join((self.model, server, self.machine, self.workload, self.load))
 
@@ -103,7 +103,7 @@ FILTERS = ("workload", "model", "server", "machine", "load", "commit")
 
 
 class History:
-    """One file; opened for each call, so that several processes can use it in turn."""
+    """One file, opened for each call, so that several processes can use it in turn."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or default_path()
@@ -175,11 +175,11 @@ def unit_of(name: str) -> str:
 
 
 def history_chart(name: str, entries: list[Entry]) -> Chart:
-    """Draw one line for each group of comparable runs (`Entry.what`), over the runs in order."""
+    """Draw one line per group of comparable runs (`Entry.what`), over the runs in order."""
     groups: dict[str, list[tuple[int, Entry]]] = {}
     for number, entry in enumerate(entries, 1):
         groups.setdefault(entry.what, []).append((number, entry))
-    only = f": {next(iter(groups))}" if len(groups) == 1 else ""  # One group has no legend.
+    only = f": {next(iter(groups))}" if len(groups) == 1 else ""  # One group needs no legend.
     return Chart(
         f"{name} over runs{only}",
         "run",

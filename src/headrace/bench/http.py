@@ -1,7 +1,7 @@
 """HTTP/1.1 for load generation: one connection, one request at a time, bytes stamped on arrival.
 
-A client library would stamp a chunk after its own parsing and buffering; here the clock is read
-first in `data_received`, then llhttp parses.
+A client library timestamps a chunk after parsing and buffering; here `data_received` reads the
+clock first, then llhttp parses.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import httptools
 from ..base.errors import InvalidRequest
 
 OnBody = Callable[[int, bytes], None]
-"""(monotonic nanoseconds, bytes of the body) as they come."""
+"""Called with (monotonic nanoseconds, bytes of the body) as they come."""
 
 MAX_HEAD = 64 * 1024
-"""Bytes before a body, and names and values in all."""
+"""Most bytes before a body, and most bytes of header names and values."""
 
 
 class ConnectionLost(Exception):
-    """The server closed, refused or broke the protocol."""
+    """Error: the server closed, refused or broke the protocol."""
 
     stale = False
-    """Whether a kept connection was closed while the request was on its way: nothing was answered,
-    so the request may be sent again on a new one (RFC 9110, 9.2.2; curl and browsers do it)."""
+    """Whether a kept connection was closed before any answer to the request, so that it may be sent
+    again on a new one (RFC 9110, 9.2.2; curl and browsers do it)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Address:
     port: int
     tls: bool
     path: str
-    """Prefix of all paths, without a slash at its end."""
+    """Prefix of all paths, without a final slash."""
 
     @property
     def authority(self) -> str:
@@ -49,7 +49,7 @@ class Address:
 
     @property
     def local(self) -> bool:
-        """Whether the host is this machine, whose counters are then the server's."""
+        """Whether the host is this machine, so that its counters are the server's."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 
@@ -69,7 +69,7 @@ def parse_url(url: str) -> Address:
 
 @dataclass(slots=True)
 class Reply:
-    """Status line and headers, and when the answer ended."""
+    """Status line, headers and end time of the answer."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -89,9 +89,9 @@ class Connection(asyncio.Protocol):
         self._on_body: OnBody = lambda _when, _data: None
         self._done: asyncio.Future[Reply] | None = None
         self._now = self._before = 0
-        """Time of the latest bytes; bytes that came before the headers were complete."""
+        """Time of the latest bytes; number of bytes before the headers were complete."""
         self._served = 0
-        """Requests that were answered on this connection."""
+        """Requests answered on this connection."""
         self.usable = False
 
     @classmethod

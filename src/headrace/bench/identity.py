@@ -15,14 +15,14 @@ from .http import Address, ConnectionLost, fetch
 
 SECONDS = 10.0
 PATHS = ("/version", "/info", "/get_server_info", "/props")
-"""Ours and vLLM's, TGI's, SGLang's, llama.cpp's."""
+"""Paths of ours and vLLM, of TGI, SGLang and llama.cpp."""
 _VERSION = ("version", "sglang_version", "build_info")
 _LOCAL = re.compile(r"\+g?([0-9a-f]{7,40})\b|^b\d+-([0-9a-f]{7,40})$")
 """A commit in a version: vLLM's 0.11.1.dev3+gabc1234.cu128, llama.cpp's b4567-abc1234."""
 
 
 class ServerIdentity(NamedTuple):
-    """Version and commit; None is unknown."""
+    """Version and commit; None: unknown."""
 
     version: str | None = None
     commit: str | None = None
@@ -43,12 +43,12 @@ def identify(address: Address, headers: Mapping[str, str]) -> ServerIdentity:
     return ServerIdentity()
 
 
-def read_identity(told: Any) -> ServerIdentity:
+def read_identity(answer: Any) -> ServerIdentity:
     """Read version and commit from the JSON object of any of `PATHS`."""
-    if not isinstance(told, dict):
+    if not isinstance(answer, dict):
         return ServerIdentity()
-    version = next((str(told[name]) for name in _VERSION if told.get(name)), None)
-    commit = told.get("commit") or told.get("sha")
+    version = next((str(answer[name]) for name in _VERSION if answer.get(name)), None)
+    commit = answer.get("commit") or answer.get("sha")
     if not isinstance(commit, str) or not re.fullmatch("[0-9a-f]{7,40}", commit):
         match = _LOCAL.search(version or "")
         commit = None if match is None else match[1] or match[2]

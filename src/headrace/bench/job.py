@@ -37,25 +37,25 @@ class Job(msgspec.Struct):
     numbers: list[int]
     """Number of each session in the whole run."""
     concurrency: int | None = None
-    """Closed loop: sessions at the same time. None: open loop by `offsets`."""
+    """Closed loop: concurrent sessions. None: open loop by `offsets`."""
     offsets: list[float] | None = None
-    """Open loop: when each session starts, in seconds."""
+    """Open loop: start time of each session, in seconds."""
     duration: float | None = None
     """Seconds after which nothing new is started."""
     tokenizer: str | None = None
     """Model whose tokenizer recounts the answers."""
     endless: bool = False
-    """Whether there are more sessions than these, to be asked for in time."""
+    """Whether more sessions than these can be requested."""
     most: int | None = None
     """Open loop: most sessions in flight."""
     ramp: float = 0.0
     """Closed loop: seconds over which the users start."""
     grace: float | None = None
-    """Seconds after the duration until requests in flight are hung up."""
+    """Seconds after the duration until requests in flight are cancelled."""
 
 
 class More(msgspec.Struct):
-    """Further sessions for a process that asked for them, or notice that the run is over."""
+    """Further sessions for a process that requested them, or notice that the run is over."""
 
     sessions: list[Session] = []
     numbers: list[int] = []

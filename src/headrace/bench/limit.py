@@ -1,5 +1,4 @@
-"""Share of the roofline: the time that the hardware would have needed for a run, over its
-duration."""
+"""Share of the roofline: the least time of the hardware for a run, over the run's duration."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from .metrics import Run
 from .record import RequestRecord
 
 NOISE = 0.05
-"""Relative difference between runs of the probes of a machine's ceilings."""
+"""Relative difference between repeated probes of a machine's ceilings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Limit:
     share: float
     """Least seconds for all its prefills and decode steps / seconds of the run."""
     predicted_share: float
-    """Predicted seconds / seconds of the run: near 1 if prediction and run agree and the server was
+    """Predicted seconds / seconds of the run: near 1 if the prediction is right and the server was
     always busy."""
     flops: float
     bytes: float
@@ -46,8 +45,8 @@ class Limit:
 def limit_of(run: Run, case: Case, hardware: Hardware) -> Limit | None:
     """Compute the limit at the run's own concurrency and mean lengths; None without good requests.
 
-    Batching does not beat this limit. It is the larger of two: all products and attention at the
-    full rate; or the weights once for each step and each sequence's KV once per piece. There are at
+    No batching beats this limit, the larger of two times: all products and attention at the full
+    rate; or reading the weights once per step and each sequence's KV once per piece. There are at
     least Σ 1 / b steps over the pieces that came while b requests were in the server. The predicted
     time is Σ prefill(prompt - cached) + (tokens - 1) · decode(batch) / batch.
     """
@@ -96,7 +95,7 @@ def limit_of(run: Run, case: Case, hardware: Hardware) -> Limit | None:
 
 
 def _least_steps(run: Run, good: Sequence[RequestRecord]) -> float:
-    """Return Σ 1 / (requests in the server) over all pieces but the first of each answer."""
+    """Return Σ 1 / (requests in the server) over all pieces except each answer's first."""
     sent = np.sort([record.sent_ns for record in run.records])
     ended = np.sort([record.end_ns for record in run.records])
     times = np.array([time for record in good for time in record.chunk_ns[1:]])
@@ -105,9 +104,9 @@ def _least_steps(run: Run, good: Sequence[RequestRecord]) -> float:
 
 
 def add_limit(result: dict[str, Any], found: Limit, case: Case, hardware: Hardware) -> None:
-    """Add to the result document: figures, what they are relative to, and the chart for reports.
+    """Add the figures, their reference values and the chart to the result document.
 
-    A share above one makes the run invalid: it was not of this model on this hardware.
+    A share above one makes the run invalid: it was not this model on this hardware.
     """
     if found.share > 1 + NOISE:
         result["valid"] = False

@@ -1,4 +1,4 @@
-"""A live session of the bench: one sound, sent as fast as it is spoken (`/v1/realtime`)."""
+"""A live session of the bench: one sound, sent in real time (`/v1/realtime`)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ STEP = 0.1
 LOUD = 0.01
 """Amplitude (-40 dBFS) from which a sample counts as speech."""
 TAIL = 2.0
-"""Seconds of silence after the sound, by which a server notices that it is over."""
+"""Seconds of silence after the sound, so that a server notices its end."""
 QUIET = 20.0
-"""Seconds after the end of a sound in which something must come while a text is open."""
+"""Most seconds without a message after the end of a sound while a text is open."""
 
 
 async def session(
@@ -38,9 +38,9 @@ async def session(
 ) -> None:
     """Run one session and fill in `one`.
 
-    First partial: from the first loud sample to the first text. Final: from the last loud sample,
-    once it was sent, to the last final text. Rewritten: words of a guess that the next one has
-    elsewhere. Raises `ConnectionLost`, `PackageAbsent`.
+    First partial: from the first loud sample to the first text. Final: from the sending of the last
+    loud sample to the last final text. Rewritten: words of a partial text that the next one
+    changes. Raises `ConnectionLost`, `PackageAbsent`.
     """
     soxr, websockets = (needed(name, "sessions", "audio") for name in ("soxr", "websockets"))
     samples = (await asyncio.to_thread(decode, one.recording.data, LIMITS)).samples
@@ -89,7 +89,7 @@ async def _listen(
     spoken: tuple[float, float],
     now: Callable[[], float],
 ) -> None:
-    """Receive until everything is sent and every turn that began has its final text."""
+    """Receive until everything is sent and every started turn has its final text."""
     finals: list[str] = []
     stable: list[str] = []
     guess: list[str] = []
@@ -99,7 +99,7 @@ async def _listen(
         if event is None:
             if len(finals) < begun:
                 raise ConnectionLost(f"no final text {QUIET:g} s after the end")
-            break  # The server noticed no speech.
+            break  # The server detected no speech.
         kind = event.get("type", "")
         if kind == "error":
             raise ConnectionLost(str(event["error"].get("message", event["error"])))
@@ -125,7 +125,7 @@ async def _listen(
 
 
 async def _next(socket: Any, feeding: asyncio.Future[None]) -> dict[str, Any] | None:
-    """Return the next message; None after `QUIET` seconds without one, once everything is sent."""
+    """Return the next message; None after `QUIET` seconds without one once everything is sent."""
     coming = asyncio.ensure_future(socket.recv())
     if not feeding.done():
         await asyncio.wait({coming, feeding}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,12 +1,12 @@
-"""A server's overhead around its steps: the time of a run beyond that of its steps alone.
+"""A server's overhead around its steps: the time of a run minus that of its steps alone.
 
-Three short closed loops against a server of this machine. With one user at a time, the pause
-between two tokens is a step and the work next to it. The amount that each further user adds to the
-pause is the cost of a row. The short prompt's step is hardly longer than a decode; its first token
-has waited for the gateway and the answer as well. With a long prompt, an error of a tenth in its
-predicted step would be taken for them.
+Three short closed loops run against a server of this machine. With one user, the pause between two
+tokens is a step and the work around it. Each further user adds the cost of a row to the pause. A
+short prompt's step is hardly longer than a decode, so its time to the first token shows the costs
+of gateway and answer. With a long prompt, an error of a tenth in its predicted step would be
+mistaken for them.
 
-Every figure is a quantile, or a mean without the longest: one stall of the machine moves none.
+Every figure is a quantile or a trimmed mean, so one stall of the machine does not change it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LOADS: dict[str, dict[str, Any]] = {
     ONE: {"concurrency": 1, "requests": 12, **USUAL},
     SHORT: {"concurrency": 1, "requests": 12, "input": "8", "output": "2"},
 }
-"""Loads in order: several users first, so that nothing is cold when one user alone is timed."""
+"""Loads in order: several users first, to warm up before a single user is timed."""
 NONE = Loop(0.0)
 LEAST_HITCH = 1e-3
-"""Shortest interruption in seconds; shorter ones are a step's own spread."""
+"""Shortest interruption in seconds; shorter ones count as normal variation of a step."""
 
 
 def measure_loop(url: str, spec: ReplicaSpec, model: str | None, seed: int) -> Loop:
-    """Measure the server at `url`, which runs as `spec` says, for half a minute.
+    """Measure the server at `url`, configured as `spec`, for half a minute.
 
     The tokenizer of `model` makes the prompts. Raises `HeadraceError` for a run that is not valid.
     """
@@ -74,11 +74,11 @@ class Seen(NamedTuple):
     lost: float
     """Excess of the mean pause over the median, each pause capped at the 99th percentile."""
     length: float
-    """Mean of an exponential tail that has the pauses' 90th and 99th percentiles."""
+    """Mean of the exponential tail with the pauses' 90th and 99th percentiles."""
 
 
 def seen(run: Run) -> Seen:
-    """Compute figures of a run that a stall of the machine hardly moves."""
+    """Compute figures of a run that a stall of the machine hardly affects."""
     pauses = np.array(sample(itl, run.records))
     median, slow, tail = np.percentile(pauses, (50, 90, 99))
     lost = np.minimum(pauses, tail).mean() - median
@@ -87,10 +87,10 @@ def seen(run: Run) -> Seen:
 
 
 def loop_of(real: dict[str, Seen], bare: dict[str, Seen]) -> Loop:
-    """Derive the overhead from the three runs as measured and as the steps alone would be.
+    """Derive the overhead from the three measured runs and the same runs with steps alone.
 
-    With one user every pause is one step. The mean's loss to interruptions, divided by their mean
-    length, gives their number.
+    With one user every pause is one step. The mean time lost to interruptions, divided by their
+    mean length, is their number.
     """
     one, many = (real[name].pause - bare[name].pause for name in (ONE, MANY))
     row = max(0.0, (many - one) / (USERS - 1))

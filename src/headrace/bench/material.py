@@ -1,9 +1,8 @@
-"""Text of a wished number of tokens.
+"""Text with a given number of tokens.
 
-With a tokenizer: words of its own vocabulary (pieces that are a space and lower-case letters),
-trimmed until encoding gives exactly the wished count. Without one: the plain words of
-`words.txt`; common tokenizers make one token of each. The server's usage says how many it
-counted. Nothing is fetched.
+With a tokenizer: words of its own vocabulary (pieces of a space and lower-case letters), trimmed
+until encoding gives exactly the wanted count. Without one: the plain words of `words.txt`; common
+tokenizers make one token of each, and the server's usage has the real count. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ WORDS = tuple(Path(__file__).with_name("words.txt").read_text(encoding="utf-8").
 
 
 class Encoder(Protocol):
-    """Interface needed of a tokenizer (`text.Tokenizer` is one)."""
+    """The part of a tokenizer that is needed here (`text.Tokenizer` has it)."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -36,7 +35,7 @@ class Material:
 
     @property
     def exact(self) -> bool:
-        """Whether counts are exact, not one token per word."""
+        """Whether counts are exact, not estimated as one token per word."""
         return self.tokenizer is not None
 
     def count(self, text: str) -> int:
@@ -52,7 +51,7 @@ class Material:
             found = len(self.tokenizer.encode(text))
             if found == tokens:
                 return text
-            # Number of words to change, at the tokens per word of this text.
+            # Number of words to change, at this text's tokens per word.
             step = max(1, round(abs(found - tokens) * len(words) / found))
             if found > tokens:
                 words = words[: max(1, len(words) - step)]
@@ -83,7 +82,7 @@ class Material:
 
 
 class AnyIds(Material):
-    """Maker of token lists whose values do not matter, quickly, for simulated engines."""
+    """Fast maker of token lists with arbitrary values, for simulated engines."""
 
     def __init__(self) -> None:
         super().__init__()

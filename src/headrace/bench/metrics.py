@@ -1,9 +1,9 @@
 """The metrics: one function each, with its formula and unit. Times in seconds, on one clock.
 
-`planned` is when a request was due, `sent` when it was sent, `end` when the answer ended. `chunk_i`
-is when the i-th piece of the answer arrived, `tokens` the server's count of output tokens. Only
-requests that ended well count, except in the failure metrics; cancelled ones count only in
-`cancelled`. Limits (SLO) are on percentiles of a run, or on each request.
+`planned` is a request's due time, `sent` its send time, `end` the end of its answer. `chunk_i` is
+the arrival of the answer's i-th piece, `tokens` the server's count of output tokens. Only
+successful requests count, except in the failure metrics; cancelled ones count only in `cancelled`.
+Limits (SLO) are on percentiles of a run, or on each request.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Slo:
     limits: tuple[Limit, ...]
 
     def met_by(self, record: RequestRecord) -> bool:
-        """Return whether one request keeps every limit (itl: its mean gap)."""
+        """Return whether one request meets every limit (itl: its mean gap)."""
         return all(
             (value := request_value(limit.metric, record)) is None or value <= limit.seconds
             for limit in self.limits
         )
 
     def check(self, records: Sequence[RequestRecord]) -> list[tuple[Limit, float | None, bool]]:
-        """Return (limit, value of its percentile, kept?) over a run; failed requests break every
-        limit."""
+        """Return (limit, value of its percentile, whether it is met) over a run; failed requests
+        break every limit."""
         failed = sum(record.error is not None for record in records)
         result: list[tuple[Limit, float | None, bool]] = []
         for limit in self.limits:
@@ -72,7 +72,7 @@ class Slo:
 
 
 def request_values(metric: str, record: RequestRecord) -> list[float]:
-    """Return a request's values of one of the metrics that a limit may be on."""
+    """Return a request's values of a metric that can have a limit."""
     return {"ttft": ttft, "itl": itl, "tpot": tpot, "e2e": e2e}[metric].values(record)
 
 
@@ -172,13 +172,13 @@ def _figure(unit: str, *, lower: bool) -> Callable[[Value], Figure]:
 
 @_sample("s", lower=True)
 def ttft(record: RequestRecord) -> list[float]:
-    """chunk_1 - planned; empty if the answer came whole."""
+    """chunk_1 - planned; empty if the answer came in one piece."""
     return [(record.chunk_ns[0] - record.planned_ns) / 1e9] if record.chunk_ns else []
 
 
 @_sample("s", lower=True)
 def ttft_from_send(record: RequestRecord) -> list[float]:
-    """chunk_1 - sent: the figure of a client that forgets its own delay."""
+    """chunk_1 - sent: the figure of a client that ignores its own delay."""
     return [(record.chunk_ns[0] - record.sent_ns) / 1e9] if record.chunk_ns else []
 
 
@@ -193,8 +193,8 @@ def itl(record: RequestRecord) -> list[float]:
 def tpot(record: RequestRecord) -> list[float]:
     """(chunk_last - chunk_1) / (tokens · (pieces - 1) / pieces).
 
-    The tokens of the first piece were there when the clock began. With one token a piece this is
-    the usual tokens - 1; with several, dividing by tokens - 1 would make it too small.
+    The tokens of the first piece exist when the clock starts. With one token per piece the divisor
+    is the usual tokens - 1; with several, tokens - 1 would be too large.
     """
     times, pieces = record.chunk_ns, len(record.chunk_ns)
     if pieces < 2 or record.tokens < 2:
@@ -231,7 +231,7 @@ def input_tokens(record: RequestRecord) -> list[float]:
 
 @_sample("tok", lower=True)
 def output_tokens(record: RequestRecord) -> list[float]:
-    """Output tokens as the server counts them, else the pieces."""
+    """Output tokens as the server counts them, otherwise pieces."""
     return [float(record.tokens)] if record.asked_tokens else []
 
 
@@ -243,7 +243,7 @@ def picture_tokens(record: RequestRecord) -> list[float]:
 
 @_figure("share", lower=False)
 def right_answers(run: Run) -> float | None:
-    """Right answers / answers whose question has a known one."""
+    """Right answers / answers to questions with a known answer."""
     judged = [record.right for record in run.good if record.right is not None]
     return sum(judged) / len(judged) if judged else None
 
@@ -294,7 +294,7 @@ def concurrency(run: Run) -> float | None:
 def queue_time(run: Run) -> float | None:
     """Mean of the server's own queue-time histogram over the run; absent if it has none.
 
-    A client cannot see where in the server its request waits: this is the server's own figure.
+    A client cannot see where its request waits in the server, so this is the server's own figure.
     """
     return run.queue_seconds
 
@@ -309,21 +309,21 @@ def failure_rate(run: Run) -> float | None:
 
 @_figure("req", lower=True)
 def cancelled(run: Run) -> float | None:
-    """Requests that the workload hung up on purpose."""
+    """Requests that the workload cancelled on purpose."""
     return float(sum(record.cancelled for record in run.records))
 
 
 @_figure("share", lower=False)
 def prefix_hit_rate(run: Run) -> float | None:
     """Σ cached prompt tokens / Σ prompt tokens, as reported in the server's usage."""
-    told = [r for r in run.good if r.cached_tokens is not None and r.prompt_tokens]
-    total = sum(record.prompt_tokens or 0 for record in told)
-    return sum(record.cached_tokens or 0 for record in told) / total if total else None
+    counted = [r for r in run.good if r.cached_tokens is not None and r.prompt_tokens]
+    total = sum(record.prompt_tokens or 0 for record in counted)
+    return sum(record.cached_tokens or 0 for record in counted) / total if total else None
 
 
 @_figure("share", lower=False)
 def possible_hit_rate(run: Run) -> float | None:
-    """Prompt tokens that an earlier request had too / prompt tokens: the most a cache can hit."""
+    """Prompt tokens shared with an earlier request / prompt tokens: the most possible hits."""
     total = sum(r.prompt_tokens or r.known_prompt_tokens for r in run.good)
     if not run.shareable_tokens or not total:
         return None
@@ -332,7 +332,7 @@ def possible_hit_rate(run: Run) -> float | None:
 
 @_figure("tok", lower=True)
 def tokens_per_chunk(run: Run) -> float | None:
-    """Σ tokens / Σ pieces: above 1 the server sends several tokens in one piece."""
+    """Σ tokens / Σ pieces; above 1 the server sends several tokens in one piece."""
     chunks = sum(len(record.chunk_ns) for record in run.good)
     return sum(record.tokens for record in run.good) / chunks if chunks else None
 

@@ -1,10 +1,10 @@
 """MLPerf Inference scenarios through the real LoadGen (`mlcommons-loadgen`).
 
-LoadGen decides when queries come and judges the run. This file is only the system under test: it
-sends each sample to a server and reports first tokens and ends. LoadGen's verdict is shown
-unchanged. LoadGen knows no failed request, so ours are counted separately and named, never hidden.
+LoadGen schedules the queries and judges the run. This file is only the system under test: it sends
+each sample to a server and reports first tokens and ends. LoadGen's verdict is shown unchanged.
+LoadGen has no failed requests, so ours are counted and shown separately.
 
-Log files lie as submissions have them: results/SYSTEM/MODEL/SCENARIO/performance/run_1/
+Log files have the layout of submissions: results/SYSTEM/MODEL/SCENARIO/performance/run_1/
 mlperf_log_*.txt, …/accuracy/, and a compliance test in …/TEST01/ and so on; `mlperf_submission`
 writes the files next to them.
 """
@@ -53,7 +53,7 @@ from .store import write_text
 SCENARIOS = ("SingleStream", "MultiStream", "Server", "Interactive", "Offline")
 MULTISTREAM_SAMPLES = 8
 LIBRARY = 64
-"""Samples that are made if the user has none."""
+"""Number of samples to make if the user has none."""
 HEADROOM = 1.5
 """Factor on the rate of one pass through the library, which includes its start and end."""
 SUMMARY = "mlperf_log_summary.txt"
@@ -154,17 +154,17 @@ class MlperfResult:
     requests: int
     failures: list[str]
     findings: list[Finding]
-    """Findings by the rules of `bench run` about this client and server; LoadGen checks neither."""
+    """Findings about this client and server by the rules of `bench run`, which LoadGen lacks."""
     verdicts: list[ComplianceVerdict] = field(default_factory=list)
     """Verdicts of the compliance test."""
     passed: bool | None = None
     """Whether the compliance test passed; None if there was none."""
     scores: dict[str, float] | None = None
-    """Per cent against the data set's ground truth, if it has one."""
+    """Per cent of the data set's ground truth, if it has one."""
 
 
 class SystemUnderTest:
-    """Sender of LoadGen's samples over an event loop in a thread of its own."""
+    """Sender of LoadGen's samples over an event loop in its own thread."""
 
     def __init__(self, loadgen: Any, options: MlperfOptions, material: Material) -> None:
         self._loadgen = loadgen
@@ -208,7 +208,7 @@ class SystemUnderTest:
             self.audit.wall_seconds = time.monotonic() - wall
 
     def rate(self) -> float:
-        """Return samples a second of the whole library, sent at once."""
+        """Return the samples per second when the whole library is sent at once."""
         begin = time.monotonic()
 
         async def all_of_them() -> None:
@@ -264,7 +264,7 @@ class SystemUnderTest:
         )
 
     def _logged(self, stream: Stream) -> bytes:
-        """Return the bytes of an answer so far for LoadGen's log: ids as int32, else text."""
+        """Return the bytes of a partial answer for LoadGen's log: ids as int32, else text."""
         if not self.accuracy:
             return b""
         if self.token_ids:
@@ -277,7 +277,7 @@ class SystemUnderTest:
         planned: float,
         first_token: Callable[[Stream | None], None] | None,
     ) -> tuple[RequestRecord, Stream]:
-        """Ask the server; `planned` is when it was due, on the monotonic clock."""
+        """Send a sample to the server; `planned`: its due time on the monotonic clock."""
         target, turn = self.target, sample.turn
         record = RequestRecord(
             len(self.records),
@@ -350,7 +350,7 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
     try:
         if options.scenario == "Offline" and options.qps is None:
             options = replace(options, qps=HEADROOM * under_test.rate())
-        # Always named: LoadGen would otherwise read an audit.config of the folder it runs in.
+        # Always named: otherwise LoadGen would read an audit.config of its working folder.
         config = folder.parent.parent / "audit.config" if options.test else folder / "no-audit"
         if options.test:
             write_text(config, audit_config(options.test, len(under_test.samples)))
@@ -394,7 +394,7 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
 def verify(
     options: MlperfOptions, place: Path, folder: Path, scores: dict[str, float] | None
 ) -> list[ComplianceVerdict]:
-    """Run a compliance test on its own logs and the submission's."""
+    """Check a compliance test with its own logs and the submission's."""
     logged = read_logged(place / str(options.test) / "accuracy")
     if options.test == "TEST01":
         return [
@@ -420,8 +420,8 @@ def audit(under_test: SystemUnderTest) -> list[Finding]:
         ignore_eos=target.ignore_eos,
         stream=target.stream,
     )
-    # LoadGen decides how many queries are enough; an accuracy run has no times; Offline's queries
-    # are all due at once.
+    # LoadGen decides the number of queries; an accuracy run has no times; Offline's queries are all
+    # due at once.
     aside = {"few_requests"}
     if under_test.accuracy:
         aside |= {"client_lag", "client_cpu", "late_sends"}

@@ -1,8 +1,8 @@
 """Accuracy of a LoadGen accuracy run: the answers of `mlperf_log_accuracy.json`.
 
-MLPerf scores answers against a data set's ground truth and asks for 99 % or 99.9 % of the fp32
-model's score. A data set that the user has is scored this way. Samples that were made from a seed
-have no ground truth; their answers are compared with those of a reference system's run.
+MLPerf scores answers against a data set's ground truth and requires 99 % or 99.9 % of the fp32
+model's score. A user's data set is scored this way. Samples made from a seed have no ground truth;
+their answers are compared with those of a reference system's run.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from .tasks import last_number
 
 LOG = "mlperf_log_accuracy.json"
 SCORES = ("rougeL", "exact_match", "word_accuracy")
-"""Scores in per cent: ROUGE-L of words without stemming; answers that are the truth or end with its
-number; for sounds, 100 less the word error rate. MLCommons' own scripts decide a submission; these
-predict their result."""
+"""Scores in per cent: ROUGE-L of words without stemming; answers that equal the truth or end with
+its number; for sounds, 100 minus the word error rate. MLCommons' own scripts decide on a
+submission; these scores predict their result."""
 LOG_BYTES = 10 * 1024
-"""Largest log that a submission may hold: longer ones are cut, and their hash is kept next to
-them."""
+"""Largest log in a submission: longer ones are cut, and their hash is kept next to them."""
 TRUNCATED = 4000
-"""Characters that stay of an accuracy log at either end."""
+"""Characters kept at either end of an accuracy log."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogAgreement:
-    """Agreement of answers here with the reference's, sample by sample."""
+    """Agreement of answers with the reference's, sample by sample."""
 
     samples: int
     equal: int
@@ -92,7 +91,7 @@ def rouge_l(answer: str, reference: str) -> float:
 
 
 def compare_logs(here: Path, reference: Path) -> LogAgreement:
-    """Compare logs; both must have answered the same samples (same library, seed and tokenizer)."""
+    """Compare logs; both must have the same samples (same library, seed and tokenizer)."""
     ours, theirs = read_log(here), read_log(reference)
     if set(ours) != set(theirs):
         raise InvalidRequest(

@@ -1,9 +1,9 @@
 """MLPerf's compliance tests of language models: LoadGen's audit settings, and their checks.
 
-Purpose and criteria are as MLCommons publishes them for Inference v6; the readers are ours. TEST01:
-performance mode gives the answers of accuracy mode, as fast as the submission. TEST06: the reported
-first token is the answer's; at most one end of text; as many tokens as reported. TEST07: all
-answers of a performance run are accurate enough. TEST09: answers have the right length.
+Purpose and criteria are MLCommons' for Inference v6; the readers are ours. TEST01: performance mode
+gives the answers of accuracy mode, as fast as the submission. TEST06: the reported first token is
+the answer's; at most one end of text; as many tokens as reported. TEST07: all answers of a
+performance run are accurate enough. TEST09: answers have the right length.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .store import write_text
 
 TESTS = ("TEST01", "TEST06", "TEST07", "TEST09")
 LOG_SEED = 720381539243781796
-"""Seed that MLCommons prescribes; it selects the answers that are logged."""
+"""Seed that MLCommons prescribes to select the logged answers."""
 TEST01_SAMPLES, TEST06_SAMPLES = 64, 100
 TEST01_APART = 0.1
 """Largest relative difference of a test run's performance from the submission's."""
@@ -34,7 +34,7 @@ PERFORMANCE = {
     "Offline": "result_samples_per_second",
     "Server": "result_completed_samples_per_sec",
 }
-"""Scenario → the key of LoadGen's detailed log that a submission is judged by."""
+"""Scenario → the key of LoadGen's detailed log by which a submission is judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class ComplianceVerdict:
 
     what: str
     passed: bool | None
-    """Whether it passed; None if it cannot be checked here, and `why` names the missing input."""
+    """Whether it passed; None if it cannot be checked here: then `why` names the missing input."""
     why: str = ""
 
     @property
     def line(self) -> str:
-        """Verdict in the format of MLCommons' scripts."""
+        """The verdict in the format of MLCommons' scripts."""
         return f"{self.what} check pass: {'Skipped' if self.passed is None else self.passed}"
 
 
@@ -89,7 +89,7 @@ def ids_of(data: bytes) -> list[int]:
 
 
 def verify_same(logged: Sequence[Logged], accuracy: Path) -> ComplianceVerdict:
-    """Check TEST01: every answer is the one that accuracy mode gave to the sample."""
+    """Check TEST01: every answer equals that of accuracy mode to the sample."""
     known = {one.index: one.data for one in read_logged(accuracy)}
     other = [one.index for one in logged if known.get(one.index) != one.data]
     if not other:
@@ -120,9 +120,9 @@ def verify_tokens(
     logged: Sequence[Logged], *, ids: bool, end: int | None, offline: bool
 ) -> list[ComplianceVerdict]:
     """Check TEST06; without token ids only the first piece can be compared with the answer."""
-    told = [one for one in logged if one.first]
-    wrong = [one.index for one in told if not one.data.startswith(one.first)]
-    first = ComplianceVerdict("First token", None if offline else bool(told) and not wrong)
+    with_first = [one for one in logged if one.first]
+    wrong = [one.index for one in with_first if not one.data.startswith(one.first)]
+    first = ComplianceVerdict("First token", None if offline else bool(with_first) and not wrong)
     if wrong:
         first = ComplianceVerdict(
             "First token", False, f"{len(wrong)} differ, for example sample {wrong[0]}"

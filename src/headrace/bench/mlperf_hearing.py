@@ -1,8 +1,8 @@
 """MLPerf's Whisper: sounds as samples of LoadGen, and word accuracy over their texts.
 
-The benchmark is whisper-large-v3 under Offline, on LibriSpeech's dev-clean and dev-other packed to
-stretches of 30 s, at 99 % of a word accuracy of 97.9329 (100 less the word error rate). Neither
-weights nor sounds are available here: a folder of sounds with their texts takes their place.
+The benchmark is whisper-large-v3 under Offline, on LibriSpeech's dev-clean and dev-other packed
+into pieces of 30 s, at 99 % of a word accuracy of 97.9329 (100 minus the word error rate). Neither
+weights nor sounds are available here, so a folder of sounds with texts replaces them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .workload import Turn
 
 PATH = "/v1/audio/transcriptions"
 AT_ONCE = 16
-"""Concurrent sounds for a server: Offline has them all at once, and servers refuse some."""
+"""Concurrent sounds: Offline has them all at once, and servers refuse some."""
 KEPT = 16 << 20
 """Most bytes of an answer."""
 
@@ -36,7 +36,7 @@ def from_sounds(folder: Path, limit: int | None) -> list[LibrarySample]:
 
 
 def _most(seconds: float) -> int:
-    """Return the most tokens that a text may have: a context's for each second."""
+    """Return the most tokens of a text of this length."""
     return 448 * (1 + int(seconds))
 
 
@@ -51,7 +51,7 @@ def sound_request(address: Address, target: Target, sample: LibrarySample) -> by
 
 
 def take_transcript(stream: Stream, status: int) -> None:
-    """Take an answer's text and count its tokens: those of its segments, or its words if the server
+    """Record an answer's text and count its tokens: those of its segments, or words if the server
     reports no tokens."""
     record, body = stream.record, bytes(stream.raw)
     record.status = status
@@ -72,8 +72,8 @@ def take_transcript(stream: Stream, status: int) -> None:
 
 
 def word_accuracy(answers: Mapping[int, str], truths: Sequence[str | None]) -> float | None:
-    """Return 100 less the word error rate over all answered samples, in per cent; None if one has
-    no text."""
+    """Return 100 minus the word error rate over all answered samples, in per cent; None if one
+    lacks a text."""
     found: list[Errors] = []
     for index, answer in answers.items():
         truth = truths[index]

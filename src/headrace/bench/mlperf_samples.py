@@ -1,9 +1,9 @@
-"""The query sample library: made from a seed, a data set that the user has, or a recorded trace.
+"""The query sample library: made from a seed, a user's data set, or a recorded trace.
 
 A data set's rows have a prompt (token ids, a text or messages) and may have a ground truth. Names
 are those of MLPerf's own files: `tok_input`, `input`, `output` (llama3.1-8b), `question`,
 `ground_truth` (gpt-oss) and the like. JSON, JSON lines, or parquet (through DuckDB). Pickles are
-refused: reading one runs any code that its maker wrote.
+refused: reading one can run any code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LibrarySample:
 
     turn: Turn
     history: tuple[dict[str, str], ...] = ()
-    """Messages up to and with the turn's text; empty if the turn has token ids."""
+    """Messages up to the turn's text, inclusive; empty if the turn has token ids."""
     truth: str | None = None
     recording: Recording | None = None
     """The sound of a transcription sample."""
@@ -75,9 +75,9 @@ def from_dataset(path: Path, output: Lengths, limit: int | None) -> list[Library
 
 
 def from_trace(trace: str, material: Material, limit: int | None) -> list[LibrarySample]:
-    """Make a sample of each recorded turn with the recorded history before it.
+    """Make a sample of each recorded turn with its recorded history.
 
-    LoadGen draws samples in its own order, so a turn cannot wait for the previous one. With the
+    LoadGen draws samples in its own order, so a turn cannot wait for the previous one. With
     recorded answers it need not.
     """
     kind, _, path = trace.partition(":")
@@ -105,8 +105,8 @@ def from_trace(trace: str, material: Material, limit: int | None) -> list[Librar
 def _sample(row: Any, output: int) -> LibrarySample:
     if not isinstance(row, dict):
         raise TypeError(f"{type(row).__name__} is no object")
-    told = next((row[name] for name in LENGTHS if row.get(name)), None)
-    tokens = output if told is None else int(told)
+    length = next((row[name] for name in LENGTHS if row.get(name)), None)
+    tokens = output if length is None else int(length)
     if tokens < 1:
         raise ValueError("output tokens must be at least 1")
     truth = next((str(row[name]) for name in TRUTHS if row.get(name) is not None), None)

@@ -1,10 +1,10 @@
-"""Files next to LoadGen's logs in a submission, and a checker that lists missing or wrong ones.
+"""Files next to LoadGen's logs in a submission, and a checker for missing or wrong ones.
 
 The layout is that of MLPerf Inference v6: below `DIVISION/SUBMITTER` are `systems/SYSTEM.json` and
 `results/SYSTEM/MODEL/SCENARIO` with `user.conf`, `measurements.json`, `README.md`, `accuracy`,
-`performance/run_1` and the compliance tests. MLCommons' own checker was found in no package index.
-This one checks the published rules and LoadGen's logs, and its verdict is ours alone: results are
-*unverified by MLCommons*.
+`performance/run_1` and the compliance tests. No package index has MLCommons' own checker. This one
+checks the published rules and LoadGen's logs. Its verdict is only ours: results are *unverified by
+MLCommons*.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def describe_system(name: str, division: str, submitter: str) -> dict[str, Any]:
     """Describe this machine; unknown fields are empty, for the user to fill in."""
     facts, devices = cpu(), gpus()
     memory = f"{facts.memory / 2**30:.0f} GiB"
-    told: dict[str, Any] = dict.fromkeys((*TOLD, *PRESENT), "")
-    told |= {
+    system: dict[str, Any] = dict.fromkeys((*TOLD, *PRESENT), "")
+    system |= {
         "division": division,
         "submitter": submitter,
         "status": "rdi",
@@ -98,11 +98,11 @@ def describe_system(name: str, division: str, submitter: str) -> dict[str, Any]:
         "operating_system": f"{platform.system()} {platform.release()}",
         "sw_notes": UNVERIFIED,
     }
-    return told
+    return system
 
 
 def write_beside(root: Path, scenario: Path, system: dict[str, Any], conf: str, model: str) -> None:
-    """Write `user.conf` and the missing files next to the logs; filled-in files stay."""
+    """Write `user.conf` and the missing files next to the logs; existing files are kept."""
     measurements = dict.fromkeys(IMPLEMENTATION, "")
     measurements |= {"retraining": "no", "starting_weights_filename": model}
     readme = (
@@ -121,7 +121,7 @@ def write_beside(root: Path, scenario: Path, system: dict[str, Any], conf: str, 
 
 
 def check_submission(root: Path) -> list[SubmissionCheck]:
-    """Check every rule for every scenario below `root`, `DIVISION/SUBMITTER` of a submission.
+    """Check every rule for every scenario below `root`, a submission's `DIVISION/SUBMITTER`.
 
     Raises `InvalidRequest` if there is no result at all.
     """
@@ -138,18 +138,18 @@ def check_submission(root: Path) -> list[SubmissionCheck]:
 
 def _check_system(path: Path) -> list[SubmissionCheck]:
     place = f"systems/{path.name}"
-    told = _object(path)
-    if told is None:
+    system = _object(path)
+    if system is None:
         return [SubmissionCheck(place, "is a JSON object", False, "it is missing or is none")]
-    empty = [name for name in TOLD if not str(told.get(name, "")).strip()]
-    missing = [name for name in PRESENT if name not in told]
+    empty = [name for name in TOLD if not str(system.get(name, "")).strip()]
+    missing = [name for name in PRESENT if name not in system]
     return [
         SubmissionCheck(place, "says what it must", not empty, ", ".join(empty)),
         SubmissionCheck(place, "has every field", not missing, ", ".join(missing)),
         SubmissionCheck(
-            place, "division", told.get("division") in DIVISIONS, str(told.get("division"))
+            place, "division", system.get("division") in DIVISIONS, str(system.get("division"))
         ),
-        SubmissionCheck(place, "status", told.get("status") in STATES, str(told.get("status"))),
+        SubmissionCheck(place, "status", system.get("status") in STATES, str(system.get("status"))),
     ]
 
 
@@ -198,9 +198,9 @@ def _check_performance(path: Path, place: str, detail: dict[str, Any]) -> list[S
 
 def _check_accuracy(path: Path, place: str, detail: dict[str, Any]) -> list[SubmissionCheck]:
     whole = detail.get("qsl_reported_total_count")
-    log, told = path / LOG, path / "accuracy.txt"
+    log, scores = path / LOG, path / "accuracy.txt"
     size = log.stat().st_size if log.is_file() else 0
-    hashed = told.is_file() and "hash=" in told.read_text(errors="replace")
+    hashed = scores.is_file() and "hash=" in scores.read_text(errors="replace")
     return [
         SubmissionCheck(
             place, "accuracy mode", detail.get("effective_test_mode") == "AccuracyOnly"

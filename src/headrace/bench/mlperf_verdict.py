@@ -1,4 +1,4 @@
-"""Our verdict of an MLPerf run, next to LoadGen's."""
+"""Our verdict on an MLPerf run, next to LoadGen's."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def judged(
 ) -> tuple[list[str], int]:
     """Return the verdict's lines, and the exit code: 0, `REGRESSED` or `INVALID_RUN`.
 
-    `reference`: folder of another system's accuracy run, to which ROUGE-L must be `at_least` so
-    much. Raises `HeadraceError` if requests failed.
+    `reference`: folder of another system's accuracy run; ROUGE-L to it must be at least `at_least`.
+    Raises `HeadraceError` if requests failed.
     """
     if found.failures:
         raise HeadraceError(
@@ -45,7 +45,7 @@ def judged(
     if any(finding.severity == "invalid" for finding in found.findings):
         return ["INVALID, whatever LoadGen says: the numbers are not the server's"], INVALID_RUN
     if found.passed is not None:
-        # The test's own settings decide its duration: LoadGen's verdict on that does not count.
+        # The test's own settings decide its duration, so LoadGen's verdict does not count.
         said = f"{options.test} {'passed' if found.passed else 'FAILED'}"
         return [said], 0 if found.passed else REGRESSED
     if found.valid is False:

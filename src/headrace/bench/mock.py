@@ -1,6 +1,6 @@
-"""A server with configured latencies, errors and lies, on which the harness itself is tested.
+"""A server with configurable latencies, errors and lies, to test the harness itself.
 
-Real HTTP on a real socket, the OpenAI shapes, timers on absolute deadlines so that the pauses do
+Real HTTP on a real socket, OpenAI's formats, and timers with absolute deadlines so that pauses do
 not drift. `headrace bench mock`, or `MockServer` inside a test.
 """
 
@@ -25,7 +25,7 @@ vllm:num_requests_running{{model_name="mock"}} {running}
 # TYPE mock_requests_total counter
 mock_requests_total {requests}
 """
-"""Its `/metrics`: its own figures."""
+"""Template of its `/metrics`, with its own figures."""
 
 
 @dataclass(slots=True)
@@ -35,13 +35,13 @@ class Behaviour:
     ttft: float = 0.05
     itl: float = 0.01
     ttft_per_token: float = 0.0
-    """Per prompt token that is not cached."""
+    """Per uncached prompt token."""
     error_rate: float = 0.0
     error_status: int = 500
     drop_rate: float = 0.0
     """Share of answers cut off in the middle."""
     at_once: int = 0
-    """Requests served at the same time, the others queue; 0: no limit."""
+    """Requests served at the same time, while the others queue; 0: no limit."""
     stall_after: int = 0
     """Tokens after which a stream stalls for `stall_seconds`; 0: never."""
     stall_seconds: float = 0.0
@@ -52,19 +52,19 @@ class Behaviour:
     claim_prompt: int = 0
     """Added to the prompt tokens that usage claims."""
     buffered: bool = False
-    """Whether everything is sent at the end although a stream was asked for."""
+    """Whether everything is sent at the end even if a stream was requested."""
     no_usage: bool = False
     prefix_cache: bool = False
     not_ready: float = 0.0
     """Seconds after the start during which it answers 503."""
     stale_after: int = 0
-    """Answers on a connection after which it is closed upon the next request; 0: never."""
+    """Answers on a connection after which the next request closes it; 0: never."""
     zero_vectors: bool = False
     """Whether embeddings are all zeros."""
     template: int = 0
-    """Tokens that a chat template puts around every prompt."""
+    """Tokens that a chat template adds around every prompt."""
     repeat: int = 1
-    """Times that each event is sent."""
+    """Number of times that each event is sent."""
     line_end: str = "\n"
     """End of the events' lines: LF, CR alone or CR LF."""
     calls: bool = False
@@ -145,14 +145,14 @@ class MockServer:
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        told = {name.lower(): value.strip() for name, _, value in (h.partition(":") for h in head)}
+        found = {name.lower(): value.strip() for name, _, value in (h.partition(":") for h in head)}
         body = b""
-        if told.get("transfer-encoding") == "chunked":  # From a gateway that changed it.
+        if found.get("transfer-encoding") == "chunked":  # From a gateway that changed it.
             while size := int(await reader.readline(), 16):
                 body += (await reader.readexactly(size + 2))[:size]
             await reader.readuntil(b"\r\n")
         else:
-            body = await reader.readexactly(int(told.get("content-length", 0)))
+            body = await reader.readexactly(int(found.get("content-length", 0)))
         method, path, _ = head[0].split(" ", 2)
         if method == "GET":
             self._get(path, writer)
@@ -226,7 +226,7 @@ class MockServer:
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
         )
-        held = io.BytesIO()  # One piece, on any machine.
+        held = io.BytesIO()  # One piece on any machine.
         out = held if behaviour.buffered else writer
         drop = tokens // 2 if self._rng.random() < behaviour.drop_rate else -1
         shift = 0.0
@@ -279,7 +279,8 @@ class MockServer:
         await writer.drain()
 
     def _prompt(self, request: dict[str, Any]) -> tuple[int, int]:
-        """Return (prompt tokens, cached ones) of words or ids; whole prefixes of 16 are cached."""
+        """Return (prompt tokens, cached ones) of words or ids; only whole blocks of 16 are
+        cached."""
         prompt = request.get("prompt")
         if prompt is None:
             prompt = " ".join(str(part.get("content")) for part in request.get("messages", []))

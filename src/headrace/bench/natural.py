@@ -1,9 +1,9 @@
-"""Workloads of text that people send: six classes in which speculation fares differently.
+"""Workloads of realistic text: six classes in which speculation performs differently.
 
-Random words say nothing of drafts (SPEED-Bench, arXiv 2604.09557), so each class asks for real work
-on real text: code and manual pages of the Python that runs the bench, and the short texts below,
-written for this file. Prompts have their natural lengths; answers those of the options. The same
-seed and the same Python make the same prompts.
+Random words say nothing about drafts (SPEED-Bench, arXiv 2604.09557), so each class asks for real
+work on real text: code and manual pages of the Python that runs the bench, and the short texts
+below, written for this file. Prompts have natural lengths, answers those of the options. The same
+seed and Python give the same prompts.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ tarfile tempfile textwrap timeit tokenize trace types urllib.parse uuid warnings
 zipapp
 """
 MODULES = tuple(_MODULES.split())
-"""Modules whose source every Python carries; one that this Python lacks is left out."""
+"""Modules whose source every Python has; missing ones are left out."""
 LINES = range(12, 40)
-"""Number of lines of a function that is edited."""
+"""Allowed number of lines of a function to edit."""
 SWAPPED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
-"""Replacement of a comparison in code that is to be mended."""
+"""Replacement of a comparison in code with a bug to fix."""
 ONLY_CODE = "Answer with the whole function and nothing else."
 
 
 @cache
 def _functions() -> list[str]:
-    """Return functions with a docstring and a comparison, as they stand in the source."""
+    """Return functions with a docstring and a comparison, as in the source."""
     found = []
     for path in _sources():
         text = path.read_text(encoding="utf-8")
@@ -104,30 +104,30 @@ def _mend(text: str) -> tuple[str, str]:
             left, right = node.left, node.comparators[0]
             line = lines[right.lineno - 1]
             if left.end_lineno == right.lineno and line.isascii():
-                # Only the sign: parentheses around an operand belong to neither.
+                # Only the operator: parentheses around an operand belong to neither side.
                 sign = SWAPPED.get(line[left.end_col_offset : right.col_offset].strip())
                 if sign:
-                    front, behind = line[: left.end_col_offset], line[right.col_offset :]
-                    lines[right.lineno - 1] = f"{front} {sign} {behind}"
+                    front, after = line[: left.end_col_offset], line[right.col_offset :]
+                    lines[right.lineno - 1] = f"{front} {sign} {after}"
                     break
     return f"One comparison in this function is wrong. Mend it. {ONLY_CODE}", "\n".join(lines)
 
 
 def _code_edit(rng: random.Random) -> list[str]:
-    """Return the user's words: an edit, and the code."""
+    """Return the user's messages: an edit, and the code."""
     wanted, code = rng.choice((_rename, _describe, _mend))(rng.choice(_functions()))
     return [f"{wanted}\n\n```python\n{code}\n```"]
 
 
 @cache
 def _pages() -> list[str]:
-    """List texts about modules, as their authors wrote them at the top of the source."""
+    """List the modules' texts at the top of their sources."""
     texts = [ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in _sources()]
     return [text[:3000] for text in texts if text and len(text) > 400]
 
 
 def _retrieval(rng: random.Random) -> list[str]:
-    """Return a question to three pages, with their text."""
+    """Return a question about three pages, with their text."""
     pages = rng.sample(_pages(), 3)
     shown = "\n\n".join(f"[{number}]\n{page}" for number, page in enumerate(pages, 1))
     question = f"What is described in [{rng.randint(1, 3)}]? Quote the sentences that say so."
@@ -162,7 +162,7 @@ TOOLS = (
 
 
 def _tool_loop(rng: random.Random) -> list[str]:
-    """Return the request to an agent, then its tools' answers, whatever it wanted of them."""
+    """Return the request to an agent, then its tools' answers, independent of its calls."""
     path = rng.choice(_listed())
     lines = path.read_text(encoding="utf-8").splitlines()
     defined = [number for number, line in enumerate(lines) if line.lstrip().startswith("def ")]
@@ -192,4 +192,4 @@ CLASSES: dict[str, Callable[[random.Random], list[str]]] = {
 }
 """Makers of each class's user messages, turn by turn."""
 SYSTEM = {"tool-loop": TOOLS}
-"""System prompts of the classes that have one."""
+"""System prompts by class."""

@@ -1,8 +1,8 @@
-"""Throughput and latency of an engine in this process: no HTTP, no client, the same record.
+"""Throughput and latency of an engine in this process, without HTTP, with the same records.
 
-Two questions. *Throughput*: all requests are there at once; how many tokens a second until the last
-has ended? *Latency*: a batch of requests at once, repeated; how long does one take? The result is
-kept like a run of the bench, so that reports, the history, comparisons and the roofline read it.
+*Throughput*: tokens a second with all requests submitted at once. *Latency*: the time of a batch of
+simultaneous requests, repeated. The result has the form of a bench run, so that reports, the
+history, comparisons and the roofline can read it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .workload import Session
 
 IN_PROCESS = "in-process"
 WARM_UP = 8
-"""Output tokens of the requests that are not counted."""
+"""Output tokens of the warm-up requests."""
 OnRecord = Callable[[RequestRecord], None]
 
 
@@ -40,7 +40,7 @@ class OfflineBench:
     """An engine with a workload; a context manager, since it holds a model."""
 
     def __init__(self, engine: EngineOptions, options: RunOptions) -> None:
-        """Load the engine; its model is `options.model`, and prompts are of its own vocabulary."""
+        """Load the engine; its model is `options.model`, and prompts use its own vocabulary."""
         options.verify()
         if options.arrivals is not None or options.duration is not None:
             raise InvalidRequest("an offline run has all requests at once", param="arrivals")
@@ -68,13 +68,13 @@ class OfflineBench:
         self._llm.close()
 
     def throughput(self, on_record: OnRecord = lambda _record: None) -> tuple[dict[str, Any], Run]:
-        """Return (result, run) of all requests at once. Ctrl-C ends it and keeps finished ones."""
+        """Return (result, run) of all requests at once. Ctrl-C ends it; finished ones are kept."""
         return self._measured(THROUGHPUT, [self._sessions], on_record)
 
     def latency(
         self, on_record: OnRecord = lambda _record: None, *, batch: int
     ) -> tuple[dict[str, Any], Run]:
-        """Return (result, run) of batches one after the other, each with prompts of its own."""
+        """Return (result, run) of batches in sequence, each with its own prompts."""
         assert len(self._sessions) % batch == 0
         batches = [
             self._sessions[first : first + batch] for first in range(0, len(self._sessions), batch)
@@ -101,7 +101,7 @@ class OfflineBench:
                     self._together(sessions, len(records), keep)
             except KeyboardInterrupt:
                 interrupted = True
-        # Without the time that reading the machine took before the first request.
+        # Without the time spent reading the machine before the first request.
         start_ns = min((record.planned_ns for record in records), default=start_ns)
         run = make_run(options, records, start_ns, self._sessions, meter.joules())
         findings = examine(records, [], open_loop=False, ignore_eos=True, stream=True)
@@ -127,7 +127,7 @@ class OfflineBench:
         return result, run
 
     def _warm_up(self, batch: int) -> None:
-        """Run a few requests first, so that no measured one is the first of its kind."""
+        """Run a few requests first, so that the measured ones are warm."""
         longest = max(session.turns[0].prompt_tokens for session in self._sessions)
         prompts = [[number % 7 + 3] * longest for number in range(min(batch, 8))]
         params = SamplingParams(temperature=0.0, max_tokens=WARM_UP, ignore_eos=True)
@@ -135,7 +135,7 @@ class OfflineBench:
         self._sent += len(prompts)
 
     def _together(self, sessions: Sequence[Session], number: int, keep: OnRecord) -> None:
-        """Answer requests that are there at once; keep each as it ends."""
+        """Answer simultaneous requests; keep each as it ends."""
         turns = [session.turns[0] for session in sessions]
         open_: dict[str, RequestRecord] = {}
         now = time.monotonic_ns()

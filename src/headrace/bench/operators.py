@@ -1,8 +1,8 @@
 """Measured time of each operator of a model's steps compared with the roofline's prediction.
 
-Both sides are brought to common names: products by the shape of their weight. Kernels merge and
-rename operators that the model's graph has apart (a gate computed with its product, sampling with
-the head, the codes of activations).
+Both sides are mapped to common names: products by the shape of their weight. Kernels merge and
+rename operators that are separate in the model's graph (a gate computed with its product, sampling
+with the head, the codes of activations).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .limit import NOISE
 
 SCHEMA = "headrace.profile/1"
 APART = 0.1
-"""Share of the steps' time by which the sum of their operators may differ from it: the steps also
+"""Allowed difference between the steps' time and the sum of their operators, as a share: steps also
 include the batch before the operators and the tokens after them."""
 
 
@@ -42,7 +42,7 @@ class Operator:
 
     @property
     def lost(self) -> float:
-        """Seconds above the limit: the most that a better kernel could win."""
+        """Seconds above the limit: the most that a better kernel could gain."""
         return self.measured - self.limit
 
 
@@ -139,7 +139,7 @@ def rows(operators: Sequence[Operator]) -> list[list[str]]:
 def document(
     operators: Sequence[Operator], check: SumCheck, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return everything, ready for JSON; times in seconds."""
+    """Return everything as JSON; times in seconds."""
     return {
         "schema": SCHEMA,
         **about,

@@ -1,4 +1,4 @@
-"""Options of one run: server, workload, arrivals, bounds; all checked before anything starts."""
+"""Options of one run: server, workload, arrivals, bounds; all checked before the start."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .traces import TRACES
 from .workload import CHAT_ONLY, EMBEDDING, WORKLOADS
 
 REQUESTS = 64
-"""Sessions of a run without a number, a duration or a trace to bound it."""
+"""Sessions of a run not bounded by a number, a duration or a trace."""
 
 
 MOST_SIDE = 4096
-"""Pixels of a side of a drawn picture."""
+"""Most pixels along a side of a drawn picture."""
 NEEDS = {
     "max_concurrency": "it bounds an open loop (--arrivals); a closed one has -c users",
     "ramp": "the users of a closed loop come by it; an open loop has ramp:FROM:TO:SECONDS",
@@ -39,10 +39,10 @@ PRESETS = {
 
 @dataclass(slots=True)
 class RunOptions:
-    """All options that decide the measurement; written into the result.
+    """All options that affect the measurement; written into the result.
 
-    `headrace bench` makes its flags of the fields (`cli.bench_flags`), under the names in `flag` if
-    that differs from the field's own.
+    `headrace bench` derives its flags from the fields (`cli.bench_flags`), named `flag` if that is
+    set.
     """
 
     url: str = option("http://127.0.0.1:8000", "Address of the server.")
@@ -134,7 +134,7 @@ class RunOptions:
     )
 
     def verify(self) -> None:
-        """Raise `InvalidRequest` for the first field that is out of its bounds."""
+        """Raise `InvalidRequest` for the first field out of its bounds."""
         verify_bounds(self)
         if self.endpoint is not None:
             one_of(self.endpoint, ("completions", "chat", EMBEDDING), "endpoint")
@@ -192,13 +192,13 @@ class RunOptions:
 
     @property
     def sessions(self) -> int:
-        """Sessions that are made before the run; without a bound more follow."""
+        """Sessions made before the run; without a bound more follow."""
         least = 10 if self.preset is not None else 4
         return self.requests or max(REQUESTS, least * self.concurrency)
 
     @property
     def endless(self) -> bool:
-        """Whether the duration alone ends the load."""
+        """Whether only the duration ends the load."""
         return self.duration is not None and self.requests is None and self.trace is None
 
     @property
@@ -227,7 +227,7 @@ class RunOptions:
 
     @property
     def ignores_eos(self) -> bool:
-        """Whether every answer has the length asked for; a structured answer ends by itself."""
+        """Whether every answer has the requested length; a structured answer ends by itself."""
         return self.ignore_eos and (self.trace is not None or self.workload != "structured")
 
     def public(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Measurement of this machine in a separate process (`python -m headrace.bench.probe`), for torch.
 
 Prints one JSON object: read bandwidth, rates of products by type, thread scaling, launch cost.
-Every figure is the best of several rounds: a ceiling is the machine's best, not its mean.
+Every figure is the best of several rounds, since a ceiling is the machine's best, not its mean.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def integer_rate() -> float:
 
 
 def launch_seconds() -> float:
-    """Measure one small operator, called from Python."""
+    """Measure the seconds of one small operator called from Python."""
     data = torch.ones(8)
     return best(lambda: data.add_(0.0), 0.05)
 

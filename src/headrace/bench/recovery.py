@@ -1,4 +1,4 @@
-"""Result of a run that was killed, from the file written at its start and its requests so far."""
+"""The result of a killed run, from the file written at its start and its finished requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .store import read_records
 
 
 def can_recover(folder: Path) -> bool:
-    """Return whether a run began here."""
+    """Return whether a run started here."""
     return (folder / "run.json").is_file() and (folder / "requests.jsonl").is_file()
 
 

@@ -1,9 +1,9 @@
 """Greedy answers compared with a reference run's: token match and divergence of the logits.
 
 Both sides answer the same prompts greedily and report the log-probabilities of their likeliest
-tokens. Up to and including the first different token both have seen the same context, so their
-distributions there can be compared; after it they cannot. Tokens are compared by their text: the
-completions interface reports nothing else.
+tokens. Up to and including the first different token both have the same context, so their
+distributions can be compared there, but not after it. Tokens are compared by text: the completions
+interface reports nothing else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Answer:
 
     tokens: list[str]
     top: list[Top]
-    """The likeliest tokens of each place; empty if the server does not report them."""
+    """The likeliest tokens at each place; empty if the server does not report them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Agreement:
 
     prompts: int
     equal: int
-    """Answers that are the same to the last token."""
+    """Answers that are equal to the last token."""
     token_match: float
-    """Mean share of a reference answer's tokens that come before the first difference."""
+    """Mean share of a reference answer's tokens before the first difference."""
     first_difference: float | None
     """Median place of the first difference, if there is one."""
     places: int = 0
-    """Places whose distributions could be compared."""
+    """Places at which distributions could be compared."""
     kl_mean: float | None = None
     """Mean over the places of KL(reference ‖ here), in nats; a lower bound, see `divergence`."""
     kl_max: float | None = None
@@ -55,7 +55,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Prompts, answers and scores that a reference run kept."""
+    """Prompts, answers and scores kept from a reference run."""
 
     model: str
     prompts: list[str]
@@ -64,7 +64,7 @@ class Reference:
     tasks: dict[str, float] | None = None
     """`gate.task_key` of a task set (name and size; the seed is always 0) → score."""
     limit: int | None = None
-    """Tokens that each answer was asked for; None: it was not kept."""
+    """Most tokens of each answer; None: not kept."""
 
 
 def answers_of(
@@ -95,9 +95,9 @@ def read_answer(answer: dict[str, Any]) -> Answer:
     """Read a completion with OpenAI's old form of log-probabilities, or the chat form
     (llama.cpp)."""
     try:
-        told = answer["choices"][0].get("logprobs") or {}
-        if "content" in told:
-            places = told["content"]
+        logprobs = answer["choices"][0].get("logprobs") or {}
+        if "content" in logprobs:
+            places = logprobs["content"]
             return Answer(
                 [str(place["token"]) for place in places],
                 [
@@ -105,8 +105,8 @@ def read_answer(answer: dict[str, Any]) -> Answer:
                     for place in places
                 ],
             )
-        tokens = [str(token) for token in told["tokens"]]
-        top = [dict(place) for place in told.get("top_logprobs") or [] if place]
+        tokens = [str(token) for token in logprobs["tokens"]]
+        top = [dict(place) for place in logprobs.get("top_logprobs") or [] if place]
     except (KeyError, IndexError, TypeError, AttributeError):
         raise HeadraceError(
             "the server tells no tokens of its answers (completions with logprobs)"
@@ -115,10 +115,10 @@ def read_answer(answer: dict[str, Any]) -> Answer:
 
 
 def divergence(reference: Top, here: Top) -> float:
-    """Return a lower bound of KL(reference ‖ here) in nats; only the likeliest tokens are known.
+    """Return a lower bound of KL(reference ‖ here) in nats: only the likeliest tokens are known.
 
-    Tokens that both report are compared one by one. All others count as one token that has the rest
-    of the probability. Merging outcomes can only lessen a Kullback-Leibler divergence (log-sum
+    Tokens that both report are compared one by one. All others count as one token with the rest of
+    the probability. Merging outcomes can only reduce a Kullback-Leibler divergence (log-sum
     inequality).
     """
     total, rest, rest_here = 0.0, 1.0, 1.0
@@ -142,9 +142,9 @@ def agreement(
     limit: int | None = None,
     reference_limit: int | None = None,
 ) -> Agreement:
-    """Compare answer by answer, as far as both were allowed to go.
+    """Compare answer by answer, up to the shorter limit.
 
-    `limit` and `reference_limit` are the most tokens that each was asked for; None if unknown.
+    `limit` and `reference_limit`: most tokens of each side's answers; None if unknown.
     """
     common = min((each for each in (limit, reference_limit) if each is not None), default=None)
     answers, reference = (
@@ -180,7 +180,7 @@ def agreement(
 
 
 def save_reference(path: Path, reference: Reference) -> None:
-    """Write a reference, whole or not at all; raise `HeadraceError` if the disk is full."""
+    """Write a reference, completely or not at all; raise `HeadraceError` if the disk is full."""
     write_text(path, json.dumps({"schema": SCHEMA, **asdict(reference)}))
 
 
@@ -190,12 +190,12 @@ def load_reference(path: Path) -> Reference:
         data = json.loads(path.read_text())
         if data["schema"] != SCHEMA:
             raise ValueError(f"its schema is {data['schema']!r}, not {SCHEMA!r}")
-        told = data["perplexity"]
+        theirs = data["perplexity"]
         found = Reference(
             str(data["model"]),
             [str(prompt) for prompt in data["prompts"]],
             [Answer(list(one["tokens"]), list(one["top"])) for one in data["answers"]],
-            None if told is None else Perplexity(**told),
+            None if theirs is None else Perplexity(**theirs),
             data["tasks"],
             data.get("limit"),
         )

@@ -108,7 +108,7 @@ MET = {True: "met", False: "missed", None: "neither met nor missed for certain"}
 
 
 def steadiness(steady: dict[str, Any]) -> str:
-    """Return the words for a simulated load that is not steady, or is near its limit; "" else."""
+    """Describe a simulated load that is not steady, or is near its limit; "" otherwise."""
     offered, most = steady["offered_rate"], steady["most_rate"]
     if steady["verdict"] == "overloaded":
         late = 60 * (offered / most - 1)
@@ -256,9 +256,9 @@ def html_report(result: dict[str, Any]) -> str:
     if result["findings"]:
         found = [[f["code"], f["severity"], f["text"]] for f in result["findings"]]
         body += table(("finding", "severity", "what"), found, title="Findings", left=True)
-    told = result["server"].get("histograms")
-    if told:
-        pairs = [[name, _ms(pair["server"]), _ms(pair["client"])] for name, pair in told.items()]
+    means = result["server"].get("histograms")
+    if means:
+        pairs = [[name, _ms(pair["server"]), _ms(pair["client"])] for name, pair in means.items()]
         columns = ("mean, from sending", "server", "client")
         body += table(columns, pairs, title="Server and client")
     if rows := telemetry_rows(result):

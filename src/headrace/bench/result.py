@@ -1,4 +1,4 @@
-"""The result of a run: one JSON document with a versioned schema, and reading it back."""
+"""The result of a run: one JSON document with a versioned schema, and its reader."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .statistics import describe
 
 SCHEMA = "headrace.bench.run/1"
 THROUGHPUT, LATENCY = "offline throughput", "offline latency"
-"""`kind` of a result of the engine in this process; a run over HTTP has none."""
+"""`kind` of a result of the engine in this process; a run over HTTP has no `kind`."""
 MANY = 400
-"""Number of values from which a histogram leaves out the largest 0.5 %."""
+"""Number of values from which a histogram omits the largest 0.5 %."""
 TIMELINE_POINTS = 120
 
 
@@ -84,8 +84,8 @@ def timeline(run: Run) -> dict[str, list[float]]:
 def histogram(values: list[float]) -> dict[str, list[float]]:
     """Compute shares per bin, and the cumulative curve.
 
-    Bins reach from the least value to the largest, of many values to the 99.5th percentile: an
-    outlier would squeeze all others into a single bar.
+    Bins reach from the least value to the largest, or to the 99.5th percentile of many values:
+    otherwise an outlier would squeeze all others into a single bar.
     """
     if not values:
         return {"edges": [], "shares": [], "quantiles": []}
@@ -135,9 +135,9 @@ def document(
     interrupted: bool,
     rates: Run | None = None,
 ) -> dict[str, Any]:
-    """Return everything, ready for JSON.
+    """Return everything as JSON.
 
-    `rates`: the requests that ended in the run's time, if `run` has those that came in it.
+    `rates`: the requests that ended in the run's time, if `run` has those that arrived in it.
     """
     records = list(run.records)
     return {

@@ -1,4 +1,4 @@
-"""One run from options to result: query the server, make the workload, send, examine."""
+"""One run from options to result: query the server, make the workload, send it, check the run."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from .traces import load_trace
 from .workload import Session, Wish, make_workload, shareable_tokens
 
 SATURATION_EVERY = 20
-"""Answers between checks whether an open loop is over-saturated, if that is to end it."""
+"""Answers between saturation checks of an open loop, if saturation is to end it."""
 STARTED = "headrace.bench.started/1"
 
 
 @dataclass(slots=True)
 class Progress:
-    """State that a live view shows during a run."""
+    """State shown by a live view during a run."""
 
     total: int
     records: list[RequestRecord] = field(default_factory=list)
     lasts: float | None = None
-    """Seconds, if a duration alone ends the run; then `total` is only the number at the start."""
+    """Seconds, if only a duration ends the run; then `total` is only the number at the start."""
     started: float = field(default_factory=time.monotonic)
     phase: str = "preparing"
 
@@ -110,7 +110,7 @@ def run_bench(
     store = Store(folder)
     try:
         started = {"schema": STARTED, "options": options.public(), "server": server}
-        store.json("run.json", started)  # For `recovery`, should this process be killed.
+        store.json("run.json", started)  # For `recovery`, if this process is killed.
         progress.phase = "warming up"
         watch(progress)
         _warm_up(options, target, material)
@@ -123,7 +123,7 @@ def run_bench(
             concurrency=None if offsets is not None else options.concurrency,
             offsets=offsets,
             duration=options.duration,
-            # After its end an answer's text proves no count, so nothing is recounted.
+            # Answers continue after their end, so a recount of their text proves nothing.
             tokenizer=None if options.ignores_eos else options.tokenizer,
             endless=endless,
             most=options.max_concurrency,
@@ -154,11 +154,11 @@ def run_bench(
         with Telemetry(probes, options.metrics_interval) as telemetry:
             finished = fleet.run(keep, lambda: watch(progress))
         joules = meter.joules()
-        told = means(before, read_metrics(address))
-        waited = told.get("queue", {}).get("mean")
+        histograms = means(before, read_metrics(address))
+        waited = histograms.get("queue", {}).get("mean")
         run = make_run(options, progress.records, fleet.start_ns, sessions, joules, waited)
         result = judge_run(
-            options, run, server, fleet.audits, told, interrupted=not finished, stopped=stop
+            options, run, server, fleet.audits, histograms, interrupted=not finished, stopped=stop
         )
         result["telemetry"] = telemetry.document(fleet.start_ns)
         progress.phase = "done"
@@ -197,7 +197,7 @@ def judge_run(
     run: Run,
     server: dict[str, Any],
     audits: list[ClientAudit],
-    told: dict[str, dict[str, float]],
+    histograms: dict[str, dict[str, float]],
     *,
     interrupted: bool,
     stopped: Sequence[Finding] = (),
@@ -212,7 +212,7 @@ def judge_run(
         ignore_eos=options.ignores_eos,
         stream=options.streams,
     )
-    table, disagreements = cross_check(told, run.records, stream=options.streams)
+    table, disagreements = cross_check(histograms, run.records, stream=options.streams)
     findings += disagreements
     findings += stale_hits(run, template=options.resolved_endpoint == "chat")
     if run.slo is not None:
@@ -230,7 +230,7 @@ def judge_run(
 
 
 def stop_now(options: RunOptions, records: Sequence[RequestRecord]) -> Finding | None:
-    """Return a finding that is a reason to send nothing new, or None."""
+    """Return a finding that ends the load early, or None."""
     failed = sum(record.error is not None for record in records)
     if options.max_errors is not None and failed > options.max_errors:
         text = f"ended early: {failed} requests failed, more than {options.max_errors}"
@@ -241,15 +241,15 @@ def stop_now(options: RunOptions, records: Sequence[RequestRecord]) -> Finding |
 
 
 def stale_hits(run: Run, *, template: bool = False) -> list[Finding]:
-    """Report a server that had cached prompts which this run sent for the first time.
+    """Report cache hits for prompts that this run sent for the first time.
 
-    With a `template` (chat), all requests share the tokens that it puts around every prompt.
+    With a `template` (chat), all requests share the tokens that it adds around every prompt.
     """
     possible, hit = possible_hit_rate.value(run), prefix_hit_rate.value(run)
-    told = [r for r in run.good if r.prompt_tokens and r.known_prompt_tokens] if template else []
-    total = sum(r.prompt_tokens or 0 for r in told)
+    counted = [r for r in run.good if r.prompt_tokens and r.known_prompt_tokens] if template else []
+    total = sum(r.prompt_tokens or 0 for r in counted)
     if total:
-        around = sum(max(0, (r.prompt_tokens or 0) - r.known_prompt_tokens) for r in told)
+        around = sum(max(0, (r.prompt_tokens or 0) - r.known_prompt_tokens) for r in counted)
         possible = (possible or 0.0) + around / total
     if run.shareable_tokens is None or hit is None or hit <= (possible or 0.0) + 0.05:
         return []
@@ -265,7 +265,7 @@ def stale_hits(run: Run, *, template: bool = False) -> list[Finding]:
 
 
 def ask_server(options: RunOptions) -> dict[str, Any]:
-    """Ask the server's model and version; raise `Overloaded` if it does not answer."""
+    """Query the server's model and version; raise `Overloaded` if it does not answer."""
     address = parse_url(options.url)
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else None
     give_up = time.monotonic() + options.wait
@@ -275,10 +275,12 @@ def ask_server(options: RunOptions) -> dict[str, Any]:
                 fetch(address, "GET", "/v1/models", headers=headers, timeout=10)
             )
         except ConnectionLost as error:
-            raise Overloaded(f"no server to measure: {error}", param="url") from None
+            raise Overloaded(
+                f"no server to measure: {error}; headrace serve starts one", param="url"
+            ) from None
         if status != 503 or time.monotonic() > give_up:
             break
-        time.sleep(0.5)  # It is up and loads its model.
+        time.sleep(0.5)  # It is up and loading its model.
     if status == 503:
         raise Overloaded(
             f"{options.url} is still not ready after {options.wait:g} s: {body[:200]!r}",
@@ -300,8 +302,8 @@ def ask_server(options: RunOptions) -> dict[str, Any]:
         raise InvalidRequest(f"{options.url} wants another --api-key (HTTP {status})")
     if not found["model"]:
         raise InvalidRequest(f"{options.url} names no model: pass --model", param="model")
-    told = identify(address, headers or {})
-    found["version"], found["commit"] = told.version, told.commit
+    identity = identify(address, headers or {})
+    found["version"], found["commit"] = identity.version, identity.commit
     return found
 
 
@@ -351,7 +353,7 @@ def _sides(text: str) -> Lengths:
 
 
 def _warm_up(options: RunOptions, target: Target, material: Material) -> None:
-    """Send a few requests that are not counted, of another seed so that no prefix is shared."""
+    """Send a few uncounted requests, with another seed so that no prefix is shared."""
     if not options.warms_up:
         return
     wish = make_wish(

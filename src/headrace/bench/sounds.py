@@ -1,4 +1,4 @@
-"""Recordings of a transcription load, and the record kept of each request."""
+"""Recordings of a transcription load, and the record of each request."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Event(msgspec.Struct):
     error: Any = None
 
     def text(self) -> str:
-        """Return the text that it adds to the answer, reasoning included."""
+        """Return the text that it adds to the answer, including reasoning."""
         parts = []
         for choice in self.choices:
             if choice.text:
@@ -57,7 +57,7 @@ class Event(msgspec.Struct):
         return "".join(parts)
 
     def called(self) -> int:
-        """Count the bytes of the names and arguments of tool calls that it adds."""
+        """Count the bytes of tool-call names and arguments that it adds."""
         return sum(
             len(str(call.get("function", {}).get(part) or "").encode(errors="replace"))
             for choice in self.choices
@@ -68,7 +68,7 @@ class Event(msgspec.Struct):
         )
 
     def carries(self) -> bool:
-        """Return whether it carries any of the answer: text, or a tool call."""
+        """Return whether it has a part of the answer: text, or a tool call."""
         deltas = [choice.delta for choice in self.choices if choice.delta is not None]
         return bool(self.text()) or any(delta.tool_calls for delta in deltas)
 
@@ -77,7 +77,7 @@ _event = json_reader(Event)
 
 
 class Lines:
-    """Parser from the bytes of a body to the data of its events (WHATWG HTML, 9.2.6).
+    """Parser of a body's bytes into the data of its events (WHATWG HTML, 9.2.6).
 
     A line ends with LF, CR or CR LF; an event ends with an empty line, and its `data:` lines are
     joined. Other fields and comments are ignored.
@@ -88,7 +88,7 @@ class Lines:
         self._data: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes; return the events that have ended."""
+        """Parse bytes; return the events that have ended."""
         data = self._rest + data
         if b"\r" in data:
             # A CR at the end may be half of a CR LF.
@@ -99,7 +99,7 @@ class Lines:
         return [event for line in lines if (event := self._line(line)) is not None]
 
     def end(self) -> list[bytes]:
-        """End the stream; return its last event, ended or not."""
+        """End the stream; return its last event, complete or not."""
         line, self._rest = self._rest.rstrip(b"\r"), b""
         return [event for last in (line, b"") if (event := self._line(last)) is not None]
 

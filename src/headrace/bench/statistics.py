@@ -1,4 +1,4 @@
-"""Percentiles and confidence intervals, each from a seed, so that a report is reproducible."""
+"""Percentiles and confidence intervals, seeded for reproducible reports."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def describe(values: Sequence[float] | Array, seed: int = 0) -> Distribution | N
 def _bootstrap(
     data: Array, statistics: dict[str, Callable[[Array], Array]], seed: int
 ) -> dict[str, tuple[float, float]]:
-    """Compute a percentile bootstrap; samples above 4,000 are thinned for the resampling."""
+    """Compute a percentile bootstrap; samples above 4,000 values are thinned before resampling."""
     if data.size < 2:
         return {name: (float(data[0]), float(data[0])) for name in statistics}
     rng = np.random.default_rng(seed)
@@ -74,7 +74,7 @@ def _bootstrap(
 
 
 def t_95(freedom: int) -> float:
-    """Return the two-sided 95 % quantile of Student's t, of the next smaller degree in the
+    """Return the two-sided 95 % quantile of Student's t, for the next smaller degree in the
     table."""
     known = [degree for degree in T_95 if degree <= freedom]
     return T_95[max(known)] if known and freedom <= 30 else 1.96 if freedom > 30 else T_95[1]
@@ -83,8 +83,8 @@ def t_95(freedom: int) -> float:
 def ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     """Return (ratio b / a, low, high) at 95 % from paired repeats.
 
-    Student's t on the logarithms of the ratios: an influence that slowed both runs of a pair
-    cancels. One pair has no interval: (ratio, 0, inf).
+    Student's t on the logarithms of the ratios: an influence on both runs of a pair cancels. One
+    pair has no interval: (ratio, 0, inf).
     """
     logs = [math.log(b / a) for a, b in pairs]
     mean = sum(logs) / len(logs)
@@ -107,7 +107,7 @@ def ratio_bootstrap(
             return np.asarray(table.mean(axis=-1))
         return np.asarray(np.percentile(table, percentile, axis=-1))
 
-    # Pieces of one packet have the same stamp: their pause is zero.
+    # Pieces of one packet have the same timestamp, so their pause is zero.
     point = float(statistic(b) / max(float(statistic(a)), 1e-9))
     ratios = statistic(rng.choice(b, (RESAMPLES, b.size))) / np.maximum(
         statistic(rng.choice(a, (RESAMPLES, a.size))), 1e-9

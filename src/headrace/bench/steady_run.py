@@ -1,21 +1,20 @@
-"""Steady state of a simulated load: its figures, and whether there is one.
+"""Steady state of a simulated load: its figures, if it exists.
 
-A run has three parts. In the first the system fills, in the last it empties; neither is counted.
-Between them lies the window: latencies are of the requests that came in it, rates of those that
+A run has three parts. In the first the system fills, in the last it drains; neither is counted.
+Between them is the window: latencies are of the requests that arrived in it, rates of those that
 ended in it.
 
-A stream of single requests begins in the middle of its life. Two short runs come first: one request
-alone, and an engine with more users than it can hold. They give the most requests per second, and,
-as the time per token grows linearly with the sequences in work, the number in work at the asked
-rate (Little's law). As many requests start at random points of their answers. Without that the
-window would have to wait for stay / (1 - load), which is long where it matters.
+A stream of single requests starts in its steady state. Two short runs come first: one request
+alone, and an engine with more users than it can hold. They give the maximum request rate. Since the
+time per token grows linearly with the sequences in work, they also give the number in work at the
+wanted rate (Little's law). As many requests start at random points of their answers. Otherwise the
+window would have to wait for stay / (1 - load), which is long at the loads of interest.
 
-A stream above the most that can be done has no steady state: its queue grows for as long as it is
-watched.
+A stream above the maximum rate has no steady state: its queue grows without bound.
 
-The window grows until each limit of the SLO is decided: the 95 % interval of its percentile leaves
-the limit out. Intervals are a jackknife over ten consecutive parts of the window, because requests
-at the same time are alike.
+The window grows until each limit of the SLO is decided: the 95 % interval of its percentile
+excludes the limit. Intervals are a jackknife over ten consecutive parts of the window, because
+simultaneous requests are correlated.
 """
 
 from __future__ import annotations
@@ -39,49 +38,49 @@ from .statistics import t_95
 from .virtual import NS, Simulation
 
 LEAST, MOST = 200, 5000
-"""Requests of a window: at least, and at most where the user asks for no more."""
+"""Requests of a window: at least, and by default at most."""
 STAYS = 2.0
-"""Length of a window at least, in mean times that a request stays."""
+"""Least length of a window, in mean residence times of a request."""
 MORE = 1.5
 """Growth of a window that does not decide."""
 PARTS = 10
 NARROW = 0.05
-"""Half an interval over its value, at which a figure without a limit is known well enough."""
+"""Half width of an interval over its value at which a figure without a limit is precise enough."""
 EDGE = 0.03
-"""Distance from the most that can be done within which latencies take too long to settle."""
+"""Distance from the maximum rate within which latencies take too long to settle."""
 PERIODS = 20
-"""Times of relaxation of its queue that a window must have for a limit to be kept."""
+"""Relaxation times of its queue that a window must last before a limit counts as met."""
 LOOK = 32
-"""Answers between two looks at a window."""
+"""Answers between two checks of a window."""
 FLOODED = 300
-"""Answers of the window of a flood, if they are more than half of what is in work."""
+"""Answers in a flood window, or half of the number in work if that is more."""
 SAMPLE = 256
-"""Sessions whose mean lengths stand for all."""
+"""Sessions whose mean lengths represent all."""
 
 Verdict = Literal["steady", "overloaded", "not steady"]
 Make = Callable[[bool], Cluster]
-"""A cluster; with True one that can begin with requests in work."""
+"""Makes a cluster; with True one that can start with requests in work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The most that engines do, whatever the latency."""
+    """The maximum throughput of engines, regardless of latency."""
 
     rate: float
     """Requests per second."""
     running: float
-    """Sequences in work meanwhile."""
+    """Sequences in work at that rate."""
     alone: float
     """Seconds of a request alone."""
     full: float
-    """Seconds of a request while `running` are in work, without its wait."""
+    """Seconds of a request while `running` are in work, without its wait in the queue."""
 
     def of(self, count: int) -> Capacity:
-        """Return that of as many such clusters."""
+        """Return the capacity of `count` such clusters."""
         return replace(self, rate=count * self.rate, running=count * self.running)
 
     def exceeded(self, rate: float) -> bool:
-        """Return whether a rate is so far above the most that the queue grows without an end."""
+        """Return whether a rate is so far above the maximum that the queue grows without bound."""
         return rate / self.rate > 1 + EDGE
 
     def in_work(self, rate: float) -> int:
@@ -101,11 +100,11 @@ class Decided:
     low: float
     high: float
     settled: bool = True
-    """Whether the window is long enough to have seen what is rare."""
+    """Whether the window is long enough to include rare events."""
 
     @property
     def kept(self) -> bool | None:
-        """Return whether it is kept; None: the interval has the limit in it."""
+        """Return whether it is met; None: the interval contains the limit."""
         if self.value is None or self.low > self.limit.seconds:
             return False
         return True if self.settled and self.high <= self.limit.seconds else None
@@ -117,7 +116,7 @@ class Steady:
 
     verdict: Verdict
     window: Run
-    """Requests that came in the window."""
+    """Requests that arrived in the window."""
     rates: Run
     """Requests that ended in it."""
     limits: tuple[Decided, ...]
@@ -130,14 +129,14 @@ class Steady:
 
     @property
     def load(self) -> float | None:
-        """Offered rate over the most that can be done."""
+        """Offered rate over the maximum rate."""
         if self.capacity is None or self.offered is None:
             return None
         return self.offered / self.capacity.rate
 
     @property
     def met(self) -> bool | None:
-        """Whether the SLO is met; None: that cannot be said, or there is none."""
+        """Whether the SLO is met; None: undecided, or there is none."""
         if self.verdict == "overloaded":
             return False if self.limits else None
         kept = [one.kept for one in self.limits]
@@ -158,9 +157,9 @@ def steady_run(
 ) -> Steady:
     """Simulate a load until its window decides; `options.requests` is the least of a window.
 
-    `capacity` is that of the cluster, if it is known. A trace and arrivals whose rate changes are
-    run as they are, and their middle is the window. Without `whole` an answer counts once it has
-    half the mean tokens, so no window waits for its longest answer.
+    `capacity`: the cluster's, if known. A trace, or arrivals with a changing rate, run unchanged,
+    with their middle as the window. Without `whole` an answer counts once it has half the mean
+    tokens, so no window waits for its longest answer.
     """
     offered = rate_of(options)
     if options.trace is not None or (options.arrivals is not None and offered is None):
@@ -189,7 +188,7 @@ def steady_run(
     )
     over = load > 1 + EDGE
     if over:
-        least = min(least, LEAST)  # More of a growing queue says no more.
+        least = min(least, LEAST)  # A longer window of a growing queue gives no more information.
     needed = settling(options, load)
     watcher = _Watcher(
         simulation, started, least, max(least, most), stays, needed, decides=not over
@@ -206,18 +205,18 @@ def steady_run(
 
 
 def rate_of(options: RunOptions) -> float | None:
-    """Return the rate of arrivals that keep theirs; None for others."""
+    """Return the rate of constant-rate arrivals; None for others."""
     kind, *numbers = (options.arrivals or "").split(":")
     return float(numbers[0]) if kind in ("constant", "poisson", "gamma") else None
 
 
 def settling(options: RunOptions, load: float) -> float:
-    """Return the requests after which a queue at a load, of the most that can be done, has
-    forgotten its beginning `PERIODS` times.
+    """Return the number of requests in `PERIODS` relaxation times of a queue at a load, relative to
+    the maximum.
 
-    The time of relaxation in heavy traffic is (c_a² + c_s²) / (μ (1 - ρ)²), with the squared
-    variations of arrivals and of service (here 1). A short window at a high load misses the long
-    queues that come seldom, and its interval does not show it.
+    The relaxation time in heavy traffic is (c_a² + c_s²) / (μ (1 - ρ)²), with the squared
+    coefficients of variation of arrivals and of service (here 1). A short window at a high load
+    misses rare long queues, and its interval does not show it.
     """
     kind, *numbers = (options.arrivals or "constant").split(":")
     arrivals = {"poisson": 1.0, "gamma": 1 / float(numbers[-1]) if numbers else 1.0}.get(kind, 0.0)
@@ -225,15 +224,15 @@ def settling(options: RunOptions, load: float) -> float:
 
 
 def _single(options: RunOptions) -> bool:
-    """Whether the load is of single requests with an answer."""
+    """Return whether the load consists of single requests with an answer."""
     return options.workload in ("fixed", "shared-prefix", "long-context", "structured")
 
 
 def flood(make: Make, options: RunOptions) -> Capacity:
-    """Return the most that the engines do: more users than they hold, each always with a request.
+    """Return the engines' capacity: more users than they hold, each always with a request.
 
-    The users start at random points of their answers. The window begins when as many answers as
-    they hold have ended.
+    The users start at random points of their answers. The window begins when as many answers have
+    ended as the engines hold.
     """
     loaded = replace(options, arrivals=None, slo=None, requests=SAMPLE)
     quick = AnyIds()
@@ -258,7 +257,7 @@ def flood(make: Make, options: RunOptions) -> Capacity:
     (begin, before), (end, after) = marks
     done = (after - before) / lengths[1] / (end - begin)
     late = [one for one in simulation.records if one.end_ns > begin * NS and one.chunk_ns]
-    # By the token: of answers in a window the short ones are too many.
+    # By the token: in a window, short answers are over-represented.
     writing = sum(one.end_ns - one.chunk_ns[0] for one in late) / NS
     steps = sum(len(one.chunk_ns) - 1 for one in late)
     each = (lengths[1] - 1) * writing / max(1, steps)
@@ -287,7 +286,7 @@ class _Watcher:
     _highest: int = 1
     _wanted: int = 0
     tokens: int | None = None
-    """Tokens with which an answer in work counts; None: it does not."""
+    """Tokens from which an answer in work counts; None: never."""
 
     def enough(self) -> bool:
         """Return whether the window that ends here decides."""
@@ -295,7 +294,7 @@ class _Watcher:
         ended = len(simulation.records)
         self._highest = max(self._highest, simulation.in_work)
         if self._begin is None:
-            # A cold start needs some stays until as many are in work as will be.
+            # A cold start needs some residence times until the number in work is stable.
             needed = self.started or max(50, 3 * self._highest)
             if ended >= max(20, needed):
                 self._begin = simulation.cluster.clock.now
@@ -317,9 +316,9 @@ class _Watcher:
         return False
 
     def window(self) -> Run:
-        """Return the requests that came in the window, all of which count."""
+        """Return the requests that arrived in the window, all of which count."""
         begin, end = self._begin or 0.0, self.simulation.waiting_since(self.tokens)
-        if end <= begin:  # Nothing is in work: all that came.
+        if end <= begin:  # Nothing is in work: all arrivals.
             end = self.simulation.cluster.clock.now
         return part(self.simulation, begin, end, self.tokens)
 
@@ -340,7 +339,7 @@ class _Watcher:
 
 
 def _finite(make: Make, options: RunOptions) -> Steady:
-    """Run a load that has a beginning and an end; the window leaves out a stay at both."""
+    """Run a load with a start and an end; the window omits one residence time at both."""
     simulation = Simulation(make(False), options)
     simulation.play(lambda: False)
     records = simulation.records
@@ -366,8 +365,8 @@ def of(
 
 
 def part(simulation: Simulation, begin: float, end: float, tokens: int | None = None) -> Run:
-    """Return the requests that came between two times, in the order of their coming; `tokens`: also
-    those in work that have so many."""
+    """Return the requests that arrived between two times, in order; `tokens`: also unfinished ones
+    with at least this many tokens."""
     end = min(end, max((one.end_ns for one in simulation.records), default=NS) / NS)
     start_ns, end_ns = round(begin * NS), max(round(end * NS), round(begin * NS) + 1)
     records = simulation.records + ([] if tokens is None else simulation.unfinished(tokens))

@@ -1,10 +1,10 @@
 """Timing of steps on a real worker: `python -m headrace.bench.steps MODEL [KERNELS]`.
 
 Prints one step record per line (`roofline.fit.StepRecord`), with "held_out" for the shapes that a
-fit must not see. The KV holds nothing sensible; a step's time does not depend on its contents.
-Rounds go through all shapes in turn, so that a slow minute of a shared machine hits them alike. The
-best of the rounds is printed, since other load can only add to a step. Short steps have more rounds
-than long ones.
+fit must not see. The KV contents are arbitrary; a step's time does not depend on them. Each round
+covers all shapes, so that a slow minute of a shared machine affects them alike. The best of the
+rounds is printed, since other load can only slow a step. Short steps have more rounds than long
+ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..worker import Worker, WorkerOptions
 ROUNDS = 3
 SHORT_ROUNDS = 24
 SHORT_SECONDS = 0.15
-"""Longest step in seconds that has `SHORT_ROUNDS`."""
+"""Longest step, in seconds, that gets `SHORT_ROUNDS`."""
 CONTEXT = 2560
 ROWS = 32
 STEP_TOKENS = 512

@@ -1,4 +1,4 @@
-"""The folder of a run: records as they come, the result at the end; a full disk loses no more."""
+"""The folder of a run: records as they come, then the result; a full disk loses nothing more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Store:
-    """Writer into `folder`; after the first failure it only remembers the reason.
+    """Writer into `folder`; after the first failure it only keeps the reason.
 
     Raises `InvalidRequest` if the folder cannot be written to at all.
     """
@@ -44,7 +44,7 @@ class Store:
             self._broken(error)
 
     def text(self, name: str, content: str) -> Path | None:
-        """Write a file, whole or not at all."""
+        """Write a file, completely or not at all."""
         if self.folder is None:
             return None
         try:
@@ -68,7 +68,7 @@ class Store:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a file, whole or not at all; `HeadraceError` gives the reason (full disk, no
+    """Write a file, completely or not at all; `HeadraceError` gives the reason (full disk, no
     folder)."""
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -85,7 +85,7 @@ _record = json_reader(RequestRecord)
 
 
 def read_records(path: Path) -> list[RequestRecord]:
-    """Read a run's records, also of one that was cut off: a half line at the end is left out."""
+    """Read a run's records, even of an interrupted run: an incomplete last line is left out."""
     records = []
     for line in path.read_bytes().split(b"\n"):
         if not line.strip():
@@ -99,7 +99,7 @@ def read_records(path: Path) -> list[RequestRecord]:
 
 PLAIN = ["number", "session", "turn", "group", "status", "error", "cached_tokens", "finish_reason"]
 TIMES = ("planned", "sent", "end")
-"""Columns that are fields of a record: as they are, and in seconds from the start."""
+"""Columns that are times of a record: raw, and in seconds from the start."""
 
 
 def records_csv(records: list[RequestRecord], start_ns: int) -> str:

@@ -1,7 +1,7 @@
 """Several runs in a row: sweeps over concurrency or rate, and the search for the most under an SLO.
 
-Every point has a folder of its own and is kept as soon as it is done; a sweep that was interrupted
-resumes at the first missing point.
+Every point has its own folder and is saved when it is done; an interrupted sweep resumes at the
+first missing point.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ class Point:
 
     @property
     def interactivity(self) -> float:
-        """Tokens a second that a reader sees once the answer has begun: 1 / median TPOT."""
+        """Tokens a second that a reader sees after the first token: 1 / median TPOT."""
         tpot = self.percentile("tpot", "p50")
         return 1 / tpot if tpot > 0 else float("nan")
 
     @property
     def kept(self) -> bool:
-        """Whether the SLO was met, by a valid run."""
+        """Whether a valid run met the SLO."""
         slo = self.result["slo"]
         return bool(slo and slo["met"] and self.sound)
 
     @property
     def problems(self) -> list[str]:
-        """Findings for which the run does not count, whatever its figures are."""
+        """Findings that invalidate the run, regardless of its figures."""
         return [
             str(each["text"])
             for each in self.result["findings"]
@@ -68,7 +68,7 @@ class Point:
 
     @property
     def unjudged(self) -> str:
-        """Reason why the run does not show whether the SLO is kept, or the empty string.
+        """Reason why the run does not show whether the SLO is met, or the empty string.
 
         A saturated run does show it: the server has a limit.
         """
@@ -86,9 +86,9 @@ class Point:
 
 
 def options_at(base: RunOptions, by: str, value: float, seconds: float | None) -> RunOptions:
-    """Make a point's options: enough requests for `seconds` (None: as many as the base asks for).
+    """Make a point's options: enough requests for `seconds` (None: as many as in the base).
 
-    Each point has a seed of its own: the prompts of another point would be in the prefix cache.
+    Each point has its own seed: another point's prompts would be in the prefix cache.
     """
     base = replace(base, seed=base.seed + round(value * 1000))
     if by == "rate":
@@ -133,7 +133,7 @@ class Sweeper:
         self._gate = gate
 
     def point(self, value: float) -> Point:
-        """Return the point of a value, run or read back, with the gate's verdict."""
+        """Return the point of a value, measured or read back, with the gate's verdict."""
         options = options_at(self.base, self.by, value, self.seconds)
         place = None if self.folder is None else self.folder / f"{self.by}-{value:g}"
         if place is not None and (place / "result.json").is_file():
@@ -164,9 +164,9 @@ class Sweeper:
     def search(
         self, on_point: OnPoint, *, start: float, limit: float, precision: float = 0.05
     ) -> Point | None:
-        """Find the largest value whose run meets the SLO, or None if not even the start does.
+        """Find the largest value whose run meets the SLO, or None if the start misses it.
 
-        Doubles from `start` until the SLO breaks, then halves the interval until it is within
+        Doubles from `start` until the SLO is missed, then bisects until the interval is within
         `precision` of its upper end (or one user). Assumes that an SLO broken at one load is broken
         at every higher one.
         """
@@ -197,7 +197,7 @@ class Sweeper:
 
 
 def pareto(points: Sequence[Point], figure: str = "output_throughput") -> list[Point]:
-    """Return points that no other beats in both interactivity and throughput, by interactivity."""
+    """Return the Pareto front of interactivity and throughput, sorted by interactivity."""
 
     def place(point: Point) -> tuple[float, float]:
         return point.interactivity, point.figure(figure)

@@ -1,8 +1,8 @@
 """Small task sets for a first look at quality, and GSM8K if it is installed or given as a file.
 
-The built-in sets are made from a seed, so they ship with the package and have no licence of others.
-They are easy on purpose: a format or a kernel that breaks a model shows in them at once, and a
-model of half a billion parameters solves most. Their scores do not measure a model's worth.
+The built-in sets are made from a seed, so they ship with the package without third-party licences.
+They are easy on purpose: a broken format or kernel shows in them at once, and a model of half a
+billion parameters solves most. Their scores do not measure a model's quality.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TaskScore:
     items: int
     right: int
     failed: int
-    """Number of answers that did not end within their tokens; they count as wrong."""
+    """Number of answers cut off at their token limit; they count as wrong."""
 
     @property
     def score(self) -> float:
@@ -83,7 +83,7 @@ def arithmetic(rng: random.Random, count: int) -> list[Item]:
 
 
 def copying(rng: random.Random, count: int) -> list[Item]:
-    """Ask to repeat six words: a context that is read wrongly cannot be copied."""
+    """Ask to repeat six words, which detects a context that is read wrongly."""
     items = []
     for _ in range(count):
         wanted = " ".join(rng.sample([word for word in WORDS if len(word) > 3], 6))

@@ -1,8 +1,8 @@
 """Activity of a server and its machine over a run, as series next to the requests' timeline.
 
-Read at an interval from outside: the server's Prometheus text. If the server is on this machine,
-also its processes (CPU, memory), the package's energy counters (RAPL) and the GPUs (NVML). An
-unreadable source is absent, never guessed.
+Sampled from outside: the server's Prometheus text. If the server is on this machine, also its
+processes (CPU, memory), the package's energy counters (RAPL) and the GPUs (NVML). An unreadable
+source is absent, never guessed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .energy import gpu_states, rapl_joules
 from .http import Address, ConnectionLost, fetch, parse_url
 
 MOST_POINTS = 600
-"""Points of a series; above this, every second one is dropped and the interval doubles."""
+"""Most points of a series; above this, every second one is dropped and the interval doubles."""
 MOST_SERIES = 96
 """Most series of one run; a server may have thousands."""
 SCRAPE_SECONDS = 5.0
@@ -44,7 +44,7 @@ class MetricValue(NamedTuple):
     value: float
     unit: str
     counter: bool = False
-    """Whether it only grows; then its rate is kept."""
+    """Whether it only grows, so that its rate is kept."""
 
 
 Readings = dict[str, MetricValue]
@@ -52,7 +52,7 @@ Probe = Callable[[], Readings]
 
 
 class SeriesWriter:
-    """Series from readings, bounded in number and length."""
+    """Writer of series from readings, bounded in number and length."""
 
     def __init__(self) -> None:
         self._times: dict[str, list[int]] = defaultdict(list)
@@ -62,7 +62,7 @@ class SeriesWriter:
         self._left_out: set[str] = set()
 
     def add(self, rounds: Sequence[tuple[int, Readings]], *, last: bool = False) -> None:
-        """Keep the readings of all probes, each at its time; the `last` despite the stride."""
+        """Keep the readings of all probes, each with its time; the `last` despite the stride."""
         self._count += 1
         if (self._count - 1) % self._stride and not last:
             return
@@ -104,7 +104,7 @@ class SeriesWriter:
 
 
 def rates(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return a counter's growth per second between readings; a restart (it shrank) has none."""
+    """Return a counter's growth per second between readings, without restarts (when it shrinks)."""
     found = []
     for (before, earlier), (at, value) in itertools.pairwise(points):
         if at > before and value >= earlier:
@@ -113,7 +113,7 @@ def rates(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 class Telemetry:
-    """Reader of all probes from a thread of its own until it is stopped."""
+    """Reader of all probes in its own thread, until stopped."""
 
     def __init__(self, probes: Sequence[Probe], interval: float) -> None:
         self.interval = interval
@@ -156,8 +156,8 @@ class Telemetry:
 
 
 def probes_of(url: str, more: Iterable[str] = (), api_key: str | None = None) -> list[Probe]:
-    """Make probes of a server, of further exporters (DCGM, node), and of this machine if the server
-    runs on it."""
+    """Make probes of a server, of further exporters (DCGM, node), and of this machine if it runs
+    the server."""
     address = parse_url(url)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     found: list[Probe] = [lambda: scrape(address, "/metrics", "server", headers)]
@@ -183,7 +183,7 @@ def local_probe(processes: Processes) -> Probe:
         for name, (joules, _) in rapl_joules().items():
             found[f"{name} power"] = MetricValue(joules, "J", True)
         for index, state in gpu_states().items():
-            found |= {f"GPU {index} {name}": MetricValue(*told) for name, told in state.items()}
+            found |= {f"GPU {index} {name}": MetricValue(*read) for name, read in state.items()}
         return found
 
     return read
@@ -199,7 +199,7 @@ def scrape(address: Address, path: str, source: str, headers: dict[str, str]) ->
 
 
 def read_text(text: str, source: str) -> Readings:
-    """Sum counters over their labels; keep gauges apart by the labels in which they differ."""
+    """Sum counters over their labels; separate gauges by the labels in which they differ."""
     found: Readings = {}
     for family in text_string_to_metric_families(text):
         if family.type == "counter":
@@ -209,8 +209,8 @@ def read_text(text: str, source: str) -> Readings:
             labels = [set(sample.labels.items()) for sample in family.samples]
             common = set.intersection(*labels) if labels else set()
             for sample, own in zip(family.samples, labels, strict=True):
-                told = ",".join(f'{key}="{value}"' for key, value in sorted(own - common))
-                name = f"{source} {sample.name}" + (f"{{{told}}}" if told else "")
+                shown = ",".join(f'{key}="{value}"' for key, value in sorted(own - common))
+                name = f"{source} {sample.name}" + (f"{{{shown}}}" if shown else "")
                 found[name] = MetricValue(sample.value, "")
     # A series under vLLM's name and without its prefix is one series.
     return {name: value for name, value in found.items() if _prefixed(name, source) not in found}

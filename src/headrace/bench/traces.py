@@ -1,7 +1,7 @@
 """Workloads recorded elsewhere, from local files.
 
 ShareGPT-like JSON, Mooncake's JSONL (timestamp, lengths, hash ids of 512-token blocks), the Azure
-LLM inference trace (CSV) and BurstGPT (CSV). Formats as their publishers document them.
+LLM inference trace (CSV) and BurstGPT (CSV). Formats are as documented by their publishers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .material import Material
 from .workload import Session, Turn
 
 ANSWER_TOKENS = 128
-"""Length of the answer to a user's own prompt that does not give one."""
+"""Answer length for user prompts that have none."""
 HASH_TOKENS = 512
 """Tokens of one hashed block in Mooncake's traces."""
 
@@ -47,8 +47,8 @@ def _sharegpt(
 ) -> list[Session]:
     """Read [{"conversations": [{"from": "human" | "gpt", "value": …}, …]}, …].
 
-    Questions with the answer after each; a system prompt, or an answer without a question, is left
-    out.
+    Each question is followed by its answer; a system prompt, or an answer without a question, is
+    left out.
     """
     try:
         data = json.loads(path.read_text())
@@ -89,8 +89,8 @@ def _mooncake(
 ) -> list[Session]:
     """Read lines of {"timestamp" (ms), "input_length", "output_length", "hash_ids"}.
 
-    A hash id always becomes the same 512 tokens within the run. Prefixes are shared as recorded,
-    and not with a run of another seed.
+    A hash id always becomes the same 512 tokens within the run. So prefixes are shared as recorded,
+    but not with a run of another seed.
     """
     blocks: dict[int, list[int] | str] = {}
     seen: set[int] = set()
@@ -116,7 +116,7 @@ def _mooncake(
                 own = random.Random(f"{salt} {name}")
                 block = blocks[name] = _some(material, HASH_TOKENS, own)
             if isinstance(block, str):
-                # Without a tokenizer a word stands for a token: a part of a block is its words.
+                # Without a tokenizer a word stands for a token, so a part of a block is its words.
                 parts.append(" ".join(block.split()[:wanted]))
             else:
                 parts.append(block[:wanted])
@@ -134,11 +134,11 @@ def _mooncake(
 def _prompts(
     path: Path, material: Material, rng: random.Random, limit: int | None
 ) -> list[Session]:
-    """Read the user's own prompts, a session a line.
+    """Read the user's own prompts, one session per line.
 
     Lines are {"text" or "prompt": …}, {"turns": [{"text": …}, …]} or recorded {"messages":
-    [{"role": …, "content": …}, …]}, whose answers stay as they were. A session or a turn may also
-    have "output_tokens" (or "max_tokens"), a turn "delay" (ms after the previous answer), a session
+    [{"role": …, "content": …}, …]}, whose answers are kept. A session or a turn may also have
+    "output_tokens" (or "max_tokens"), a turn "delay" (ms after the previous answer), a session
     "system" and "timestamp" (ms).
     """
     sessions = []
@@ -174,7 +174,7 @@ def _wished(item: dict[str, Any]) -> int:
 def _recorded(messages: list[dict[str, Any]], material: Material) -> tuple[str, list[Turn]]:
     """Return (system prompt, turns) of a conversation or an agent's run.
 
-    All messages between two answers, tools' results too, are one turn.
+    All messages between two answers, including tools' results, are one turn.
     """
     system, asked, turns = "", list[str](), list[Turn]()
     for message in messages:
@@ -205,7 +205,7 @@ def _columns(
 ) -> Callable[[Path, Material, random.Random, int | None], list[Session]]:
     """Make a reader of CSV files with these columns: time, prompt tokens, answer tokens.
 
-    `seconds` reads the time. Requests without either count failed, and are left out.
+    `seconds` parses the time. Requests without either count have failed and are left out.
     """
     needed = when, given, made
 

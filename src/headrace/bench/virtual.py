@@ -1,7 +1,7 @@
 """The bench's workloads on the simulator: same sessions, same records, same report.
 
-With `offline` the only module of the bench that meets the engine otherwise than over HTTP. Text
-becomes one token per word, the same token for the same word, so shared prefixes stay shared.
+Only this module and `offline` use the engine without HTTP. Each word becomes one token, always the
+same, so shared prefixes stay shared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def bands(
     """Return (lowest, highest) 99th percentile in seconds over `courses` courses of a run, by
     sample.
 
-    Courses differ in when requests reach the engine, and so in how many prompts a step has.
+    Courses differ in the times at which requests reach the engine, and so in the prompts per step.
     """
     runs = [Simulation(cluster(one + 1), options).run()[0]["samples"] for one in range(courses)]
     tails = {
@@ -48,7 +48,7 @@ def bands(
 
 
 class WordIds(dict[str, int]):
-    """One token id per word, the same for the same word; remembered, since words repeat."""
+    """One token id per word, always the same; remembered, since words repeat."""
 
     def __init__(self, vocab: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class _User:
 
 
 Enough = Callable[[], bool]
-"""Whether a run may end now; asked after every answer."""
+"""Whether a run may end now; called after every answer."""
 
 
 class Simulation:
@@ -89,9 +89,9 @@ class Simulation:
         endless: bool = False,
         material: Material | None = None,
     ) -> None:
-        """`started`: the first sessions are in work when it begins, at random points of their
-        answers (of a `warm` cluster). `endless`: further sessions follow until the run is told to
-        end. `material`: its prompts; by default those that a real run would send."""
+        """`started`: number of first sessions in work at the start, at random points of their
+        answers (for a `warm` cluster). `endless`: further sessions follow until the run is stopped.
+        `material`: its prompts; by default those that a real run would send."""
         options.verify()
         if options.workload == PICTURES and options.trace is None:
             raise InvalidRequest("pictures are not simulated", param="workload")
@@ -110,7 +110,7 @@ class Simulation:
 
     def waiting_since(self, tokens: int | None = None) -> float:
         """Return the planned time of the oldest request without its answer, or without this many
-        tokens of it; now, if there is none."""
+        tokens; now, if there is none."""
         waiting = [
             user.planned
             for name, user in self._users.items()
@@ -119,7 +119,7 @@ class Simulation:
         return min(waiting, default=self.cluster.clock.now)
 
     def unfinished(self, tokens: int) -> list[RequestRecord]:
-        """Return the records of the answers in work that have at least this many tokens."""
+        """Return the records of the answers in work with at least this many tokens."""
         answers = self.cluster.answers
         return [
             self._record(user, answers[name])
@@ -128,7 +128,7 @@ class Simulation:
         ]
 
     def came(self, begin: float, end: float) -> int:
-        """Count the requests planned between two times, those in work included."""
+        """Count the requests planned between two times, including those in work."""
         planned = [one.planned_ns / NS for one in self.records]
         planned += [user.planned for user in self._users.values()]
         return sum(begin <= one <= end for one in planned)
@@ -155,20 +155,20 @@ class Simulation:
         return prompts / len(turns), sum(turn.output_tokens for turn in turns) / len(turns)
 
     def play(self, enough: Enough) -> None:
-        """Run until nothing is left to do or `enough` says so; the answers are in `records`."""
+        """Run until nothing is left or `enough` returns True; the answers are in `records`."""
         self._enough = enough
         self._queue = (
             _User(session, number, self._words.of(session.system))
             for number, session in enumerate(self._supply())
         )
         started = self._begin() if self._started else []
-        # If answers bring further users, the first ones come spread over some milliseconds, as from
-        # real clients.
+        # In a closed loop the first users arrive spread over some milliseconds, as from real
+        # clients.
         users = self.options.concurrency - self._started
         begins = self._offsets or (n * 1e-4 for n in range(users))
         asked = (self._ask(user, begin) for begin, user in zip(begins, self._queue, strict=False))
         collects = gc.isenabled()
-        gc.disable()  # A run makes many objects and no cycles: a fifth of its time would be walks.
+        gc.disable()  # Many objects, no cycles: it would take a fifth of the time.
         try:
             self.cluster.run(asked, self._follow, started=started)
         finally:
@@ -201,7 +201,7 @@ class Simulation:
         return requests
 
     def document(self, run: Run, rates: Run | None = None) -> dict[str, Any]:
-        """Return the result of a run, or of a part; `rates` counts what ended in its time."""
+        """Return the result of a run, or of a part; `rates`: requests that ended in its time."""
         spec = self.cluster.spec
         server = {
             "url": f"simulated: {len(self.cluster.replicas)} engines on "

@@ -12,7 +12,7 @@ _WORD = re.compile(r"[\w']+")
 
 
 class Errors(NamedTuple):
-    """Words (or characters) of the truth, and the fewest changes from it to the transcript."""
+    """Words (or characters) of the truth, and the fewest edits from it to the transcript."""
 
     said: int
     wrong: int
@@ -28,7 +28,8 @@ def words(text: str) -> list[str]:
 
 
 def errors(said: Sequence[str], heard: Sequence[str]) -> int:
-    """Count the fewest changes, deletions and insertions (Levenshtein 1966), a table row at a time.
+    """Count the fewest substitutions, deletions, insertions (Levenshtein 1966), a table row at a
+    time.
 
     Within a row, an insertion depends on the previous place: best[j] = min over k <= j of found[k]
     + (j - k), which is a running minimum of found - place.
@@ -51,6 +52,6 @@ def word_errors(said: str, heard: str) -> Errors:
 
 
 def character_errors(said: str, heard: str) -> Errors:
-    """Compare only letters and digits: the measure for languages without spaces between words."""
+    """Compare only letters and digits: for languages without spaces between words."""
     wanted = "".join(words(said))
     return Errors(len(wanted), errors(wanted, "".join(words(heard))))

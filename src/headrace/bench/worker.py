@@ -1,8 +1,8 @@
 """A client process: `python -m headrace.bench.worker`, which reads its job from stdin.
 
-Lines in: a job, then the start time on the monotonic clock, then further sessions that it asked
-for. Lines out: "ready", a record per request as it ends, "more" if sessions run out before the time
-does, and the audit at the end, each a JSON object with its type first.
+Lines in: a job, then the start time on the monotonic clock, then further sessions that it
+requested. Lines out: "ready", a record per ended request, "more" if sessions run out too early, and
+the audit at the end, each a JSON object with its type first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def recounter(model: str | None) -> Recount | None:
     """Make a counter of tokens with a model's own tokenizer."""
     if model is None:
         return None
-    from ..loader import open_model  # Only if recounting is asked for: it costs start-up time.
+    from ..loader import open_model  # Only if recounting is enabled: it costs start-up time.
     from ..text import load_tokenizer
 
     files = open_model(model)
@@ -43,7 +43,7 @@ def recounter(model: str | None) -> Recount | None:
     def count(text: str) -> int:
         return len(tokenizer.encode(text, special=False))
 
-    # The first call makes tables for most of a second: during the run the loop would stall.
+    # The first call takes most of a second to build tables: during the run it would stall the loop.
     count("warm")
     return count
 
@@ -68,7 +68,7 @@ async def work(job: Job, recount: Recount | None, start_ns: int) -> None:
     loop = asyncio.get_running_loop()
 
     def listen() -> None:
-        # Not by `sys.stdin`: at the end of the process no thread may hold its lock.
+        # Not by `sys.stdin`: when the process ends no thread may hold its lock.
         rest = b""
         while data := os.read(0, 1 << 20):
             *lines, rest = (rest + data).split(b"\n")
@@ -77,7 +77,7 @@ async def work(job: Job, recount: Recount | None, start_ns: int) -> None:
                 loop.call_soon_threadsafe(client.add, more)
 
     THREADS.keep("more", listen)
-    # Collections in the middle of a run would be lag of our own making.
+    # Collections during a run would add lag of our own.
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,7 +1,7 @@
 """Workloads: sessions of turns, made from a seed before the clock starts.
 
-A session is one user. Turns follow each other, each after the previous answer and a time to think.
-A single-turn workload has sessions of one turn.
+A session is one user. Each turn follows the previous answer and a think time. A single-turn
+workload has sessions of one turn.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Turn:
     think_seconds: float = 0.0
     """Pause after the previous answer."""
     cancel_after: int | None = None
-    """Chunks after which to hang up."""
+    """Chunks after which to cancel the request."""
     role: str = ROLE_USER
     ids: list[int] | None = None
     """The prompt as token ids, if the workload is exact and single-turn."""
     prompt_tokens: int = 0
-    """Tokens of `ids` or `text` (without a chat template), as far as known."""
+    """Tokens of `ids` or `text` (without a chat template), if known."""
     answer: str | None = None
     """Assistant's text in the history, used instead of the server's answer."""
     picture: str = ""
     """Data URL of a picture that comes before the text."""
     right: str = ""
-    """Right answer about it, in one word."""
+    """Right answer to the question about it, in one word."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of the request's body."""
 
@@ -64,8 +64,8 @@ class Session:
     shared_tokens: int = 0
     """Tokens shared with earlier sessions of its group."""
     repeats: bool = False
-    """Whether `shared_tokens` are shared with any earlier session, whatever its group (a trace
-    knows)."""
+    """Whether `shared_tokens` are shared with any earlier session, of any group (known from a
+    trace)."""
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ def shared_prefix(wish: Wish) -> list[Session]:
 
 
 def chat(wish: Wish) -> list[Session]:
-    """Make users with a system prompt of their group, who think (exponential) between turns."""
+    """Make users with their group's system prompt, who think (exponential) between turns."""
     rng = random.Random(wish.seed)
     systems = [wish.material.text(wish.prefix_tokens, rng) for _ in range(wish.groups)]
     weights = [1 / rank**wish.zipf for rank in range(1, wish.groups + 1)]
@@ -135,10 +135,11 @@ def chat(wish: Wish) -> list[Session]:
 
 
 def agentic(wish: Wish) -> list[Session]:
-    """Make a coding agent: long tool results return at once, context grows, some are cancelled.
+    """Make a coding agent: long tool results return at once, context grows, some turns are
+    cancelled.
 
     One system prompt with tools for all; each turn after the first is a tool's result of three
-    times the input length; `cancel_share` of the turns are hung up after a quarter of the answer.
+    times the input length; `cancel_share` of the turns are cancelled after a quarter of the answer.
     """
     rng = random.Random(wish.seed)
     system = wish.material.text(wish.prefix_tokens, rng)
@@ -261,7 +262,7 @@ def make_workload(name: str, wish: Wish) -> list[Session]:
 
 
 def shareable_tokens(sessions: list[Session]) -> int:
-    """Count prompt tokens of single-turn requests that an earlier one of the same group had too."""
+    """Count prompt tokens of single-turn requests shared with an earlier one of the same group."""
     seen: set[int] = set()
     total = 0
     for session in sessions:

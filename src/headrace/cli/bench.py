@@ -301,7 +301,7 @@ def report_command(
 
 
 def _runs(metric: str, entries: list[Entry]) -> tuple[str, Table]:
-    """Return (the metric and what all runs have in common, a table of the rest)."""
+    """Return (the metric and the runs' common values, a table of the rest)."""
     facts = ("model", "server", "commit", "workload", "load")
     rows = [
         (one.model, one.server, one.commit[:7] or "–", one.workload, one.load) for one in entries
@@ -372,7 +372,7 @@ class Measure:
             self._roofline = make_case(roofline, device), device
 
     def one(self, options: RunOptions, folder: Path | None) -> tuple[dict[str, Any], str | None]:
-        """Return (result, reason why it was not all written)."""
+        """Return (result, the reason why it is not written completely)."""
         outcome = _outcome(self._console, options, folder)
         result = outcome.result
         if self._roofline is not None:
@@ -410,7 +410,7 @@ def _say_unwritten(console: Console, problem: str) -> None:
 
 
 def _write_reports(folder: Path, result: dict[str, Any]) -> str | None:
-    """Write the reports; return why not everything was written. The numbers are shown anyway."""
+    """Write the reports; return why some are missing. The numbers are shown anyway."""
     try:
         write_text(folder / "result.json", json.dumps(result, indent=1))
         write_text(folder / "report.html", html_report(result))
@@ -449,15 +449,15 @@ def _finish_sweep(
 def _exit_below(console: Console, results: list[dict[str, Any]]) -> None:
     """Exit with 3 if an answer's gate did not pass."""
     checked = [result["accuracy"] for result in results if result.get("accuracy")]
-    for told in checked:
-        style = None if told["passed"] else "bold red"
-        console.print(said(told), style=style, soft_wrap=True)
-    if not all(told["passed"] for told in checked):
+    for verdict in checked:
+        style = None if verdict["passed"] else "bold red"
+        console.print(said(verdict), style=style, soft_wrap=True)
+    if not all(verdict["passed"] for verdict in checked):
         raise typer.Exit(comparing.REGRESSED)
 
 
 def _sweep_seed(folder: Path, wish: int) -> int:
-    """Return the seed of the points that were measured before, so that a sweep can resume."""
+    """Return the seed of the points measured before, so that a sweep can resume."""
     for done in sorted(folder.glob("seed-*")):
         if wish == UNSAID:
             return int(done.name.removeprefix("seed-"))

@@ -1,4 +1,4 @@
-"""`headrace bench failover`: what becomes of streams whose server dies."""
+"""`headrace bench failover`: the effect of a server's death on its streams."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..bench.failover import Failover, by_command, failover, own_servers, sessio
 from ..bench.job import Target
 from ..bench.options import RunOptions
 from ..bench.run import ask_server
+from ..obs.progress import StatusLine
 from .bench_flags import AsJson
 from .flags import argument, flag
-from .progress import StatusLine
 from .remote import API_KEY
 
 

@@ -56,9 +56,9 @@ def with_run_flags(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the flags of a run, except those in `without`, or only those in `only`.
 
-    `only` is a string of names with a space between them. The command gets the flags as `options`,
-    a `RunOptions` (with `UNSAID` for a seed). `defaults` and `helps` are of fields that mostly have
-    another value, or mean something else, with this command.
+    `only`: names separated by spaces. The command gets the flags as `options`, a `RunOptions` (with
+    `UNSAID` for a missing seed). `defaults` and `helps`: of fields with another default or meaning
+    in this command.
     """
     every = [spec.name for spec in fields(RunOptions)] if only is None else only.split()
     kept = [name for name in every if name not in without]
@@ -89,11 +89,11 @@ def default_folder(kind: str) -> Path:
 
 
 UNSAID = -1
-"""Seed of options whose command has still to draw one."""
+"""Seed of options whose command has not drawn one yet."""
 
 
 def fresh_seed(wish: int) -> int:
-    """Draw a seed by default: prompts of an earlier run would be in the server's prefix cache."""
+    """Draw a seed by default: prompts of an earlier run could be in the server's prefix cache."""
     return secrets.randbelow(10**6) if wish == UNSAID else wish
 
 

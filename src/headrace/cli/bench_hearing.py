@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 
 from ..base.config import verify_bounds
@@ -29,6 +21,7 @@ from ..bench.run import ask_server
 from ..bench.sounds import read_recordings
 from ..bench.store import write_text
 from ..loader.whisper_files import open_whisper
+from ..obs.progress import StatusLine
 from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
 from ..speech.finding import find
@@ -91,10 +84,12 @@ def hear_command(
     recordings = read_recordings(folder)
     server = ask_server(options)
     options.model = options.model or server["model"]
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
-        task = bars.add_task("heard", total=options.requests or len(recordings))
-        watch = partial(_seen, bars, task)
+    total = options.requests or len(recordings)
+    with StatusLine(sys.stderr, "hearing") as said:
+
+        def watch(heard: int) -> None:
+            said(f"{heard} of {total}")
+
         load = SoundLoad(options, recordings, language, live=live, watch=watch)
         whole = load.run()
     result = load.result(server, whole=whole)
@@ -118,10 +113,6 @@ def hear_command(
         raise typer.Exit(INVALID_RUN)
 
 
-def _seen(bars: Progress, task: TaskID, heard: int) -> None:
-    bars.update(task, completed=heard)
-
-
 def _show(console: Console, result: dict[str, Any]) -> None:
     about = "sessions" if result["live"] else "files"
     rate = "" if result["live"] else f": {result['rtfx']:.1f} seconds of sound a second"
@@ -139,8 +130,8 @@ def _show(console: Console, result: dict[str, Any]) -> None:
         )
     for name, what in (("words", "word"), ("characters", "character")):
         if (found := result[name]) is not None:
-            told = f"{found['rate']:.2%} ({found['wrong']} of {found['said']})"
-            console.print(f"{what} error rate {told}")
+            rate = f"{found['rate']:.2%} ({found['wrong']} of {found['said']})"
+            console.print(f"{what} error rate {rate}")
     table = Table("", box=None, header_style="dim", padding=(0, 2, 0, 0))
     for column in COLUMNS:
         table.add_column(column, justify="right")

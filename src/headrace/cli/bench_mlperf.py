@@ -82,7 +82,7 @@ def mlperf_command(
         mlperf.library = from_trace(trace, material, mlperf.samples)
     server = ask_server(options)
     model = options.model or server["model"]
-    # A data set's answers end at their natural end: TEST09 asks for their length.
+    # A data set's answers stop at their natural end, since TEST09 checks their length.
     mlperf.target = Target(
         options.url,
         model,
@@ -93,7 +93,7 @@ def mlperf_command(
     if mlperf.library and any(len(sample.history) > 1 for sample in mlperf.library):
         mlperf.target.endpoint = "chat"
     if mlperf.hears:
-        # An answer with a sound's text comes whole and counts its tokens.
+        # A sound's answer with its text comes whole and counts its tokens.
         mlperf.target.stream = False
         mlperf.target.extra = {"language": language} if language else {}
     root = out or Path(".")

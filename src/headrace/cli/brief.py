@@ -1,7 +1,7 @@
 """Help in one screen: `--help` shows the common options, `--help-all` every option.
 
-The choice is a property of the command line, not of the options: a flag that is not shown works,
-completes and is suggested like any other.
+The choice is a property of the command line, not of the options: a hidden flag works, completes and
+is suggested like any other.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import typer
 import typer.core
 
 PANEL = " options"
-"""Ending of the names of panels that are made from options records (`configured`)."""
+"""Suffix of the names of panels made from options records (`configured`)."""
 SHOWN = frozenset(
     """
     host port served_name keys device max_context threads max_tokens temperature top_p seed
     accept_licences at_least fresh key reference without
     """.split()  # noqa: SIM905
 )
-"""The options of those panels that `--help` shows."""
+"""The options of these panels that `--help` shows."""
 SERVING = frozenset({"max_sequences", "kv_memory"})
-"""More of them, for commands that cannot talk to a server instead (`--url`)."""
+"""More of them, for commands without a server as an alternative (`--url`)."""
 ALL = "headrace.help_all"
 
 
 class BriefHelp(typer.core.TyperCommand):
-    """A command whose `--help` leaves out the rarer options and says how many."""
+    """A command whose `--help` omits rarer options and reports their number."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         talks = any(param.name == "url" for param in self.params)

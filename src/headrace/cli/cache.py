@@ -36,9 +36,9 @@ Keys = Annotated[Path | None, flag("Folder of the keys: those of the callers go 
 PIN_COLUMNS = ("name", "key", "tokens", "cached_tokens", "problem")
 FIRST_LINE = b"headrace blocks 1\n"
 MOST_NAME = 128
-"""Bytes of the longest line before a block."""
+"""Most bytes of the line before a block."""
 MOST_BLOCK = 256 << 20
-"""Bytes of the largest block that is taken from a file."""
+"""Most bytes of a block read from a file."""
 MEBI = 1 << 20
 
 
@@ -178,7 +178,7 @@ def _name(block: StoredBlock) -> str:
 
 
 def _chosen(cache_dir: str | None, engine: str, tenant: str) -> list[StoredBlock]:
-    """Select only blocks whose engine and caller begin like this."""
+    """Select the blocks whose engine and caller start with these texts."""
     return [
         block
         for block in stored_blocks(_folder(cache_dir))
@@ -189,7 +189,7 @@ def _chosen(cache_dir: str | None, engine: str, tenant: str) -> list[StoredBlock
 
 
 def _content(block: StoredBlock) -> bytes | None:
-    """Read a block; None if it is gone: a server may have removed it since."""
+    """Read a block; None if a server has removed it since."""
     try:
         return block.path.read_bytes()
     except OSError:
@@ -206,7 +206,7 @@ def _export_one(out: BinaryIO, block: StoredBlock) -> bool:
 
 
 def _announced(line: bytes, file: str) -> tuple[str, int]:
-    """Parse name and bytes of the next block."""
+    """Parse name and size of the next block."""
     name, _, nbytes = line.decode("ascii", "replace").rstrip("\n").partition(" ")
     fine = nbytes.isascii() and nbytes.isdecimal() and len(nbytes) < 12
     if not fine or int(nbytes) > MOST_BLOCK or not BLOCK_NAME.fullmatch(name):

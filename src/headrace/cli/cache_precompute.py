@@ -49,7 +49,7 @@ def precompute(engine: EngineOptions, prompts: Prompts, key: Key = "") -> None:
 async def _compute(
     options: EngineOptions, given: list[dict[str, Any]], salt: str
 ) -> tuple[int, int]:
-    """Return (tokens of all prompts, those that came from the cache)."""
+    """Return (tokens of all prompts, tokens found in the cache)."""
     tokens = found = 0
     async with engine_of(options) as engine:
         for one in track(

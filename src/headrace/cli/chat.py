@@ -40,8 +40,8 @@ def chat(
 ) -> None:
     """Talk to a model. Enter sends, Alt-Enter breaks the line, Ctrl-C stops an answer.
 
-    /image FILE, or a picture dropped on the terminal, goes with the next message, if the model
-    takes pictures.
+    /image FILE or /video FILE, or a picture dropped on the terminal, goes with the next message, if
+    the model takes it.
     """
     asyncio.run(_chat(engine, sampling, system=system, url=url, key=key, served=served))
 
@@ -83,7 +83,7 @@ async def _chat(
 
 
 async def _turn(conversation: Conversation, text: str) -> None:
-    """Answer one line of the user's; Ctrl-C ends the answer, not the program."""
+    """Answer one message of the user; Ctrl-C ends the answer, not the program."""
     turn = asyncio.ensure_future(conversation.take(text, _write))
     loop = asyncio.get_running_loop()
     before = signal.getsignal(signal.SIGINT)

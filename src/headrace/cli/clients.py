@@ -52,7 +52,7 @@ def clients(
         "model": model,
         "context": context,
         "key": KEY if api_key else "none",
-        # In a container, its own loopback is another one.
+        # Inside a container, loopback is the container's own.
         "reached": f"{parts.scheme}://host.docker.internal:{parts.port or 80}" if local else base,
     }
     for each in CLIENTS if name is None else [name]:
@@ -71,8 +71,7 @@ def clients(
 
 
 def _asked(base: str, api_key: str | None) -> tuple[str, int]:
-    """Return the name of the server's first model, and the tokens of its context. Raises
-    `Unreachable`."""
+    """Return the name and the context length of the server's first model. Raises `Unreachable`."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         reply = httpx.get(f"{base}/v1/models", headers=headers, timeout=30)

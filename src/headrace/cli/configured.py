@@ -25,7 +25,7 @@ from .brief import PANEL, show_all
 from .flags import argument, flag
 
 POSITIONAL = {"model"}
-"""Fields that are the command's argument rather than a flag."""
+"""Fields passed as the command's argument instead of a flag."""
 
 Model = Annotated[
     str | None,
@@ -38,7 +38,7 @@ Models = Annotated[
     list[str] | None,
     argument(f"Names, paths, hub ids; none: {DEFAULT_MODEL}.", metavar="MODEL", show_default=False),
 ]
-"""The argument of a command with a parameter `models`, which gets the words of several."""
+"""The argument of a command with a parameter `models`, which gets several words."""
 
 ConfigFile = Annotated[Path | None, flag("TOML file with any of these options.", "--config")]
 HelpAll = Annotated[
@@ -47,7 +47,7 @@ HelpAll = Annotated[
 
 
 def configured(command: Callable[..., Any], *, argument: bool = True) -> Callable[..., Any]:
-    """Return the command with its options records spelt out as flags.
+    """Return the command with its options records expanded into flags.
 
     `argument`: the model is the command's argument; otherwise the command reads it itself.
     """
@@ -116,7 +116,7 @@ def read_config(path: Path, known: set[str]) -> dict[str, Any]:
 
 
 def _words(value: Any) -> list[str]:
-    """Return a file's models: a text, or a list of texts."""
+    """Return a file's models, given as a text or a list of texts."""
     words = value if isinstance(value, list) else [value]
     if not words or not all(isinstance(word, str) for word in words):
         raise OptionError(f"model must be text, or a list of it, not {value!r:.80}", param="model")

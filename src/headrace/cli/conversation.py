@@ -1,4 +1,4 @@
-"""A conversation: its messages, its settings, its slash commands. Independent of a terminal."""
+"""A conversation without a terminal: its messages, its settings, its slash commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import HeadraceError, InvalidRequest, file_errors
-from .pictures import dropped, picture_part
+from .pictures import dropped, film_part, picture_part
 from .voice import Message, SamplingOptions, Voice
 
 Write = Callable[[str], None]
@@ -19,6 +19,7 @@ HELP = "Enter sends, Alt-Enter breaks the line, Ctrl-C stops, Ctrl-D leaves; /he
 COMMANDS = {
     "/help": "this list",
     "/image FILE": "send a picture with the next message; dropping its file here does the same",
+    "/video FILE": "send a video with the next message",
     "/system [TEXT]": "show or set the system message",
     "/clear": "forget the conversation",
     "/retry": "answer the last message again",
@@ -41,12 +42,12 @@ class Conversation:
         self.over = False
         self._stats = False
         self._pictures: list[Message] = []
-        """Parts that go with the next message."""
+        """Parts to send with the next message."""
         if system:
             self.messages.append({"role": "system", "content": system})
 
     async def take(self, text: str, write: Write) -> None:
-        """Take a message or a command. Raises `HeadraceError`; the conversation stays as it was."""
+        """Take a message or a command. Raises `HeadraceError` without any change."""
         paths, text = dropped(text)
         for path in paths:
             await self._attach(path, write)
@@ -55,7 +56,7 @@ class Conversation:
         if text.startswith("/") and not text.startswith("//"):
             await self._command(text, write)
             return
-        # "//" begins a message with one slash.
+        # "//" starts a message with one slash.
         text, pictures = text.removeprefix("/"), self._pictures
         content = [*pictures, {"type": "text", "text": text}] if pictures else text
         asked = {"role": "user", "content": content}
@@ -68,6 +69,12 @@ class Conversation:
                 self._pictures = pictures
             raise
 
+    async def _film(self, path: Path, write: Write) -> None:
+        if not await self._voice.sees("video"):
+            raise InvalidRequest(f"{self._voice.name} takes no videos")
+        self._pictures.append(film_part(path))
+        write(f"[{path.name}: a video for the next message]\n")
+
     async def _attach(self, path: Path, write: Write) -> None:
         if not await self._voice.sees():
             raise InvalidRequest(f"{self._voice.name} takes no pictures")
@@ -76,7 +83,7 @@ class Conversation:
         write(f"[{path.name}: {count} picture{'s' * (count > 1)} for the next message]\n")
 
     async def _answer(self, write: Write) -> None:
-        """Append the answer to the last message; a cancelled one is kept as far as it came."""
+        """Append the answer to the last message; of a cancelled one, the part received."""
         parts: list[str] = []
         tokens = 0
         begin = time.perf_counter()
@@ -114,6 +121,8 @@ class Conversation:
                 self._system(rest, write)
             case "/image":
                 await self._attach(_path(rest, name), write)
+            case "/video":
+                await self._film(_path(rest, name), write)
             case "/clear":
                 self._pictures = []
                 self.messages = [m for m in self.messages if m["role"] == "system"]
@@ -180,15 +189,15 @@ class Conversation:
 
 
 def _content(read: Any) -> Any:
-    """Return a saved message's content: a text, or parts if it has pictures. Raises `TypeError`,
+    """Return a saved message's content: a text, or parts with pictures. Raises `TypeError`,
     `LookupError`."""
     if not isinstance(read, list):
         return str(read)
     parts: list[Message] = []
     for part in read:
-        if part["type"] == "image_url":
-            url = part["image_url"]["url"]
-            parts.append({"type": "image_url", "image_url": {"url": str(url)}})
+        kind = part["type"]
+        if kind in ("image_url", "video_url"):
+            parts.append({"type": kind, kind: {"url": str(part[kind]["url"])}})
         else:
             parts.append({"type": "text", "text": str(part["text"])})
     return parts

@@ -15,13 +15,13 @@ from ..base.config import DEFAULT_MODEL, EngineOptions
 from ..base.errors import OptionError, one_of
 from ..base.extras import needing_torch
 from ..factory.convert import TARGETS, Converting, ConvertWish
+from ..loader.progress import ProgressLine
 from .flags import argument, flag
-from .progress import DownloadBars
 
 FAILED = 1
 """Exit status if something would be lost."""
 SHOWN = 5
-"""Tensors that lose something and are named, at most; all are in the report."""
+"""Most lossy tensors that are named; the report has all."""
 
 
 def convert(
@@ -43,7 +43,7 @@ def convert(
     one_of(to, TARGETS, "to", OptionError)
     console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
     engine = EngineOptions(model=model, cache_dir=cache_dir, offline=offline)
-    bars = DownloadBars(sys.stderr, enabled=not as_json)
+    bars = ProgressLine(sys.stderr, enabled=not as_json)
     with bars, needing_torch(lambda: "this conversion"):
         planned = Converting(ConvertWish(engine, to, out, lossy), bars)
         report = planned.run(dry=dry_run)

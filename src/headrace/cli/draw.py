@@ -53,7 +53,7 @@ def draw(
     """Draw pictures. MODEL is a folder of diffusers: a pipeline of DiT or PixArt."""
     if out.suffix.lower() != ".png":
         raise InvalidRequest(f"{out} must end in .png", param="out")
-    if not out.parent.is_dir():  # Before the work that would be lost.
+    if not out.parent.is_dir():  # Checked before work that would be lost.
         raise InvalidRequest(f"{out} cannot be written: {out.parent} is no folder", param="out")
     given: dict[str, Any] = {"n": count, "steps": steps, "guidance": guidance, "seed": seed}
     asyncio.run(_draw(engine, prompt, out, {**given, "negative": negative}))

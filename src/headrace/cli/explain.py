@@ -24,13 +24,13 @@ from ..engine.loop.start import beside_of, keeping
 from ..engine.loop.start import explain as resolve
 from ..loader import open_model
 from ..loader.panels import panel_folder, panel_path
+from ..loader.progress import ProgressLine
 from ..roofline.memory import MemoryPlan
 from ..speech.finding import find, hears
 from .brief import BriefHelp
 from .configured import configured
 from .flags import flag
 from .models import size
-from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -67,7 +67,7 @@ def show(
         each = [_plain(server, one) for one in found]
         print(json.dumps({"models": each} if len(each) > 1 else each[0], ensure_ascii=False))
         return
-    # Names of models and values of options come from files: brackets in them are no styles.
+    # Model names and option values come from files, so brackets in them are not markup.
     console = Console(highlight=False, markup=False)
     for one in found:
         console.print(Text.assemble((one.files.name, "bold"), "  ", _described(one.files)))
@@ -78,7 +78,7 @@ def show(
 
 
 def _explained(chosen: Sequence[ModelChoice], *, quiet: bool) -> list[_Explained]:
-    with DownloadBars(sys.stderr, enabled=not quiet) as bars:
+    with ProgressLine(sys.stderr, enabled=not quiet) as bars:
         opened = [_open(one, bars, shared=len(chosen) > 1) for one in chosen]
     files = [one.files for one in opened]
     found: list[_Explained] = []
@@ -93,7 +93,7 @@ def _explained(chosen: Sequence[ModelChoice], *, quiet: bool) -> list[_Explained
 
 
 def _disk(options: EngineOptions, files: ModelFiles) -> Decision:
-    """Return what a start needs of the disk."""
+    """Return the disk space that a start needs."""
     kept, why = panel_path(files, panel_folder(options.cache_dir)), "the weights"
     if kept.is_file():
         why += f"; beside them {size(kept.stat().st_size)}, repacked for the next start"
@@ -106,10 +106,10 @@ class _ExplainedFiles(NamedTuple):
     options: EngineOptions
     files: ModelFiles
     decisions: list[Decision]
-    """Decisions beyond those of every model."""
+    """Decisions in addition to those of every model."""
 
 
-def _open(choice: ModelChoice, bars: DownloadBars, *, shared: bool) -> _ExplainedFiles:
+def _open(choice: ModelChoice, bars: ProgressLine, *, shared: bool) -> _ExplainedFiles:
     """Open a model. Raises the errors of `own_options`, `find` and of the files."""
     options = choice.options
     where: dict[str, Any] = {"cache_dir": options.cache_dir, "offline": options.offline}

@@ -1,6 +1,6 @@
 """`headrace factory`: each command's module is imported on use.
 
-`load` and `rollback`, on which pods and users wait, need little of `build`'s imports.
+`load` and `rollback`, for which pods and users wait, need few of `build`'s imports.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ COMMANDS: dict[str, dict[str, str]] = {
         "watch": "Find changes of the runs' metrics, and re-run them in pairs.",
     },
 }
-"""Commands of each module `factory_…`, with one line of help: a list needs none of the modules."""
+"""Commands of each module `factory_…`, with one line of help: listing them imports none."""
 
 
 class FleetCommand(Deferred):
-    """A command that needs DuckDB in addition to the needs of every command of the factory."""
+    """A command that needs DuckDB in addition to the factory's common packages."""
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         try:

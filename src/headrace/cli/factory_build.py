@@ -15,14 +15,14 @@ from ..factory.graph import Step
 from ..factory.release import Rings
 from ..factory.revoke import trusted
 from ..factory.sign import signer
+from ..loader.progress import ProgressLine
 from .brief import BriefHelp
 from .configured import configured
 from .factory_parts import AsJson, show, tell
-from .progress import DownloadBars
 
 command = typer.Typer()
 FAILED = 1
-"""Exit status if a gate failed; `Untrusted` has one of its own."""
+"""Exit status if a gate failed; `Untrusted` has a different one."""
 
 
 @command.command(cls=BriefHelp)
@@ -30,18 +30,18 @@ FAILED = 1
 def build(engine: EngineOptions, wanted: BuildOptions, as_json: AsJson = False) -> None:
     """Fetch MODEL, hold it to its gates, sign a profile of it. Unchanged stages do not run."""
     console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
-    with DownloadBars(sys.stderr, enabled=not as_json) as bars:
+    with ProgressLine(sys.stderr, enabled=not as_json) as bars:
         planned = Build(engine, wanted, bars)
         built = planned.run(lambda what, step: tell(console, what, step))
     if as_json:
-        told = {
+        summary = {
             "cell": planned.cell,
             "profile": built.profile and built.profile.digest,
             "evidence": str(built.page),
             "ran": built.ran,
             "stages": {step.stage.name: _plain(step) for step in built.steps},
         }
-        print(json.dumps(told))
+        print(json.dumps(summary))
     ran = f"{len(built.ran)} of {len(built.steps)} stages ran"
     console.print(f"{ran if built.ran else 'nothing was to run'}; evidence: {built.page}")
     if built.profile is not None:
@@ -62,7 +62,7 @@ def build(engine: EngineOptions, wanted: BuildOptions, as_json: AsJson = False) 
 @configured
 def explain(engine: EngineOptions, wanted: BuildOptions, as_json: AsJson = False) -> None:
     """Show what `build` with the same options would run, and why; no stage runs."""
-    with DownloadBars(sys.stderr, enabled=not as_json) as bars:
+    with ProgressLine(sys.stderr, enabled=not as_json) as bars:
         steps = Build(engine, wanted, bars).plan()
     rows = []
     for step in steps:

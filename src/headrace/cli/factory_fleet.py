@@ -59,8 +59,8 @@ def ingest(
             if as_json:
                 print(json.dumps({"source": source, "rows": taken.rows, "refused": refused}))
             elif not taken.known or every is None:
-                told = "".join(f", {count} refused: {why}" for why, count in refused.items())
-                print(f"{source}: {taken.rows} rows{told}", flush=True)
+                refusals = "".join(f", {count} refused: {why}" for why, count in refused.items())
+                print(f"{source}: {taken.rows} rows{refusals}", flush=True)
         if every is None:
             break
         time.sleep(every)
@@ -86,7 +86,10 @@ def usage(
         print(json.dumps(rows))
         return
     if not rows:
-        print("no such requests; headrace factory ingest LOG puts access logs into the store")
+        print(
+            "no such requests; headrace factory ingest LOG --service NAME puts access logs (of "
+            "headrace serve --log-format json) into the store"
+        )
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     numbers = {name for row in rows for name, value in row.items() if isinstance(value, int)}
@@ -98,7 +101,7 @@ def usage(
 
 
 def _ago(days: float, param: str) -> datetime:
-    """Return the time so many days ago; `OptionError` for NaN, below 0 and above `MOST_DAYS`."""
+    """Return the time `days` ago; `OptionError` for NaN, below 0 and above `MOST_DAYS`."""
     if not 0 <= days <= MOST_DAYS:
         name = param.replace("_", "-")
         raise OptionError(f"{name} must be from 0 to {MOST_DAYS}, not {days:g}", param=param)
@@ -130,8 +133,8 @@ def watch(
     found = [one for one in suspects(lake) if (what or "") in one.what]
     console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
     for one in found:
-        told = f"{one.metric} ×{one.change.ratio:.3f} from {one.after} on: {one.what}"
-        console.print(f"to be confirmed: {told}", markup=False)
+        change = f"{one.metric} ×{one.change.ratio:.3f} from {one.after} on: {one.what}"
+        console.print(f"to be confirmed: {change}", markup=False)
     if before is None or after is None or not found:
         if as_json:
             print(json.dumps({"suspects": len(found), "alarms": []}))
@@ -154,10 +157,10 @@ def watch(
     alarms = [each for each in verdicts if each.confirmed]
     for verdict in verdicts:
         says = "ALARM" if verdict.confirmed else "not confirmed"
-        told = (
+        verdict_line = (
             f"{says}: {verdict.suspect.metric} ×{verdict.ratio:.3f}, {verdict.chance:.4f} by chance"
         )
-        console.print(told, *verdict.suspect.causes[:5], sep="; ", markup=False)
+        console.print(verdict_line, *verdict.suspect.causes[:5], sep="; ", markup=False)
     if as_json:
         print(json.dumps({"suspects": len(found), "alarms": [each.row(now) for each in alarms]}))
     if alarms:

@@ -30,7 +30,7 @@ Signing = Annotated[Path | None, flag("Ed25519 key (PEM); none: the own.", "--ke
 
 
 def existing(named: str | None) -> Store:
-    """Open the named store, without making a missing one; raise `NotFound`."""
+    """Open the named store without creating it; raise `NotFound`."""
     folder = store_folder(named)
     if not (folder / "oci-layout").is_file():
         raise NotFound(f"there is no store at {folder}: factory build makes it", param="store")

@@ -115,7 +115,7 @@ def fleet(
     """Build every model by every recipe of FILE; an unchanged one starts nothing."""
     rows, cells = [], read_fleet(file, store)
     if on == "ray":
-        # Local: `ray` is an extra of its own.
+        # Local: `ray` is a separate extra.
         from ..factory.cluster import RayCluster
 
         cluster = RayCluster()

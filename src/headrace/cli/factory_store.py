@@ -64,11 +64,11 @@ def verify(
         for name, gate in found.body.gates.items():
             print(f"{name}: {gate.outcome}" + (f": {gate.reason}" if gate.reason else ""))
         for name, figures in (measured.gates if measured else {}).items():
-            told = ", ".join(f"{figure} {value}" for figure, value in figures.items())
-            print(f"measured for {name}: {told}")
+            values = ", ".join(f"{figure} {value}" for figure, value in figures.items())
+            print(f"measured for {name}: {values}")
         return
     wrong = [*problems(place), *profile_problems(place, keys), *Rings(place, keys).problems()]
-    if not wrong:  # Everything printed above, names and envelopes included, relies on this.
+    if not wrong:  # Everything printed above, including names and envelopes, relies on this.
         wrong = [*attestation_problems(place, keys)]
     for line in wrong:
         print(line)
@@ -151,7 +151,7 @@ def revoke_command(
 
 
 def _revocable(what: str, store: str | None) -> str:
-    """Return a key's id, a digest, or that of the profile of this name."""
+    """Return a key's id, a digest, or the digest of the profile of this name."""
     if what.endswith(".pem"):
         return str(public_keys([Path(what)])[0].keyid)
     return what if is_digest(what) else find_profile(what, existing(store), trusted(None)).digest
@@ -220,13 +220,13 @@ def load(
 
 def opened(reference: str) -> Remote:
     """Open a repository of a registry. Raises `PackageAbsent`."""
-    from ..factory.registry import Remote  # Local: other commands do without its packages.
+    from ..factory.registry import Remote  # Local: other commands do not need its packages.
 
     return Remote(reference)
 
 
 class Moved:
-    """Counter of the blobs that went over a network."""
+    """Counter of the blobs sent over a network."""
 
     def __init__(self) -> None:
         self._count = self._bytes = self._there = 0

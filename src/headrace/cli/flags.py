@@ -1,4 +1,4 @@
-"""Flags and arguments of commands, each with its help first, and flags of a record's fields."""
+"""Flags and arguments of commands, with the help first, and flags of a record's fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 Named = Mapping[str, Any]
-"""Something by the name of a field."""
+"""Something for each field name."""
 NONE: Named = MappingProxyType({})
 RULES = ("min", "max", "metavar")
 """Metadata of a field that typer checks or shows."""
@@ -42,8 +42,8 @@ def with_flags(
     `only`).
 
     `make` turns their values into the command's argument `name`, by default into the record.
-    `helps`, `panels`, `types` and `defaults` are of fields that differ from the record's; a type of
-    one's own begins as None.
+    `helps`, `panels`, `types` and `defaults` override the record's for some fields; a flag with an
+    overridden type defaults to None.
     """
     specs = [
         spec

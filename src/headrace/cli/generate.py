@@ -90,7 +90,7 @@ async def _generate(
         finish = None
         messages = [{"role": "user", "content": prompt}]
         answer = voice.chat(messages, sampling) if chat else voice.complete(prompt, sampling)
-        # Also closed here if writing fails: a reader that left must leave no work running.
+        # Also closed here if writing fails: if the reader has left, no work may stay.
         async with aclosing(answer) as pieces:
             async for piece in pieces:
                 first = first or time.perf_counter() - begin

@@ -51,8 +51,8 @@ def add(
     made.verify("the new key")
     write_keys(file, [*keys, made])
     print(secret)
-    if sys.stdout.isatty():
-        sys.stderr.write("Keep it: it cannot be shown again.\n")
+    more = "keep it, since it cannot be shown again; " if sys.stdout.isatty() else ""
+    print(f"{more}for a server: headrace serve --keys {file}", file=sys.stderr)
 
 
 @command.command("list")

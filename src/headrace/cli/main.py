@@ -1,7 +1,7 @@
 """The `headrace` command: its subcommands load on use.
 
 `headrace --help` and shell completion read the table below and import no command's module, so they
-answer in a fraction of a second whatever the commands need.
+answer in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ COMMANDS = {
 """Name → one line of help. The module of that name has `command`: a function, or a Typer
 application."""
 HOMES = {"cache": "cache_precompute", "quantize": "quantise"}
-"""Commands whose module has another name."""
+"""Commands whose module has a different name."""
 
 ELSEWHERE = {
     "run": "chat", "pull": "models pull", "list": "models", "ls": "models", "rm": "models remove",
@@ -59,11 +59,11 @@ ELSEWHERE = {
 """Commands of Ollama and vLLM → ours."""
 INTERRUPTED = 130
 USAGE: Any = typer.BadParameter.__base__
-"""Click's error for a wrong command line, of the Click that Typer uses."""
+"""Click's error for a wrong command line, from the Click that Typer uses."""
 
 
 class Deferred(typer.core.TyperCommand):
-    """A subcommand that is known by name and help; the first use imports it."""
+    """A subcommand known by name and help, imported on first use."""
 
     def __init__(self, name: str, home: str, help: str) -> None:
         """Take `home`: `module:attribute`, or `module:attribute.command` of a Typer application."""
@@ -95,7 +95,7 @@ class LazyGroup(typer.core.TyperGroup):
             self.add_command(Deferred(name, home, help))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find a command; raise `InvalidRequest` with ours for one that others have."""
+        """Find a command; raise `InvalidRequest` with ours for other tools' names."""
         if (name := args[0]) not in self.commands:
             ours = ELSEWHERE.get(name)
             words = (
@@ -162,7 +162,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        # The reader of a pipe left; its shell expects silence.
+        # The reader of a pipe has left; its shell expects silence.
         sys.stderr.close()
         sys.exit(1)
     except Exception as error:

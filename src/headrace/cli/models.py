@@ -20,10 +20,10 @@ from ..loader.cache import CachedModel, cached_models
 from ..loader.cache import remove as remove_model
 from ..loader.catalog import CATALOG, TASKS
 from ..loader.open import fetched
+from ..loader.progress import ProgressLine
 from ..speech.finding import find, hears
 from .flags import argument, flag
 from .models_speed import CONTEXT, predicted
-from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -60,7 +60,7 @@ def models(
 
 
 def _table(found: list[CachedModel], free: int, speeds: dict[str, float] | None) -> Table:
-    """Make a row of each model, under titles of tasks, the smallest first.
+    """Make a row per model, grouped by task, the smallest first.
 
     `speeds`: predicted tokens a second by name, in place of the bytes of repacked weights.
     """
@@ -94,7 +94,7 @@ def pull(
     cache_dir: CacheDir = None,
 ) -> None:
     """Download a model, resuming where an earlier download stopped, and verify it."""
-    with DownloadBars(sys.stderr) as bars:
+    with ProgressLine(sys.stderr) as bars:
         if hears(name, cache_dir=cache_dir, offline=False):
             path = find(name, cache_dir=cache_dir, progress=bars)
         elif name in CATALOG and CATALOG[name].task == "program":
@@ -116,5 +116,5 @@ def remove(
 
 
 def size(count: int) -> str:
-    """Format bytes for people."""
+    """Format bytes for human readers."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

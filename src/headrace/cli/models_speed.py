@@ -20,8 +20,8 @@ CONTEXT = 1024
 def predicted(models: Iterable[CachedModel]) -> dict[str, float]:
     """Return tokens a second by name, for one sequence on this machine.
 
-    Models that do not write, and files that the roofline cannot describe, are left out. Raises
-    `InvalidRequest` on a machine that was not measured.
+    Models that do not generate, and files that the roofline cannot describe, are left out. Raises
+    `InvalidRequest` on an unmeasured machine.
     """
     path = calibration_path()
     if not path.exists():

@@ -1,6 +1,6 @@
 """`headrace plan`: within an SLO, the cheapest layout for a load or the most of given devices.
 
-The search computes; the simulator has the last word (`plan_check`).
+The search computes; the simulator decides (`plan_check`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..bench.run import make_sessions
 from ..bench.workload import shareable_tokens
 from ..engine.loop.draft_law import MEASURED, DraftLaw, draft_law
 from ..engine.simulator.described import describe_model
+from ..obs.progress import StatusLine
 from ..roofline.hardware import DEVICES, Hardware
 from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
@@ -42,17 +43,17 @@ from ..roofline.prices import read_prices
 from ..roofline.steady import Demand, Goal
 from .flags import argument, flag
 from .plan_check import Check, Checked, workers
+from .plan_from import PlanCommand
 from .plan_launch import ENGINES, STARTS, launch_text, write_launch
 from .plan_show import PlanQuestion, document, show
 from .plan_tiers import print_tiers
-from .progress import StatusLine
 
 TRIES = 6
-"""Candidates that are simulated before giving up."""
+"""Most candidates that are simulated before giving up."""
 WORTH = 3.0
-"""Multiple of the best cost above which a row is of no use to anybody."""
+"""Multiple of the best cost above which a row is useless."""
 ROWS = 8
-"""Most rows, each of which is simulated."""
+"""Most rows, each of them simulated."""
 COUNTS = re.compile(r"([1-9]\d{0,4})\s*[x×*]\s*(\S+)", re.IGNORECASE)
 
 
@@ -127,6 +128,10 @@ def plan(
             "--command",
             metavar="NAME",
         ),
+    ] = None,
+    theirs: Annotated[
+        str | None,
+        flag("aiconfigurator -- LINE: plan what its line asks.", "--from", metavar="PLANNER"),
     ] = None,
     verbose: Annotated[
         bool, flag("Also why other layouts are not chosen.", "--verbose", "-v")
@@ -206,7 +211,7 @@ def _verify_command(name: str, *, as_json: bool) -> None:
 
 
 def parse_devices(text: str) -> dict[str, int]:
-    """Return the number of each kind of device, in order, of a list such as `8xH100,4xH200`."""
+    """Parse a list such as `8xH100,4xH200`; return the number of each kind of device, in order."""
     found: dict[str, int] = {}
     for part in text.split(","):
         match = COUNTS.fullmatch(part.strip())
@@ -252,10 +257,10 @@ def checked_rows(
     *,
     named: bool,
 ) -> list[Checked]:
-    """Simulate the rows that are shown; return them, the best first.
+    """Simulate the shown rows; return them, the best first.
 
-    These are the best of each device (of devices that the user did not name, if it costs at most
-    `WORTH` times the best) and what more money buys.
+    These are the best of each device and better ones for more money. Devices that the user did not
+    name must cost at most `WORTH` times the best.
     """
     candidates = found.candidates
     if not candidates:
@@ -275,7 +280,7 @@ def checked_rows(
         own = [one for one in rows if named or one.cost_per_million(check.demand) <= most]
         return list({id(one): one for one in [*own, *cheap]}.values())
 
-    # The others start before it is known whether the cheapest keeps the limits.
+    # The others start before the cheapest is known to meet the limits.
     guessed = [one for one in worth(candidates[0]) if one is not candidates[0]][: ROWS - 1]
     begun: dict[int, Future[Checked]] = {}
     if not guessed:
@@ -297,12 +302,12 @@ def checked_rows(
     jobs = [begun[id(one)] if id(one) in begun else pool.submit(check.at, one) for one in others]
     made = [first[-1], *_ended(jobs, watch), *first[:-1]]
     made.sort(key=lambda one: one.candidate.price_per_hour)
-    best = min(made, key=lambda one: not one.kept)  # The others may be cheaper than the first.
+    best = min(made, key=lambda one: not one.kept)  # Others may be cheaper than the first.
     return [best, *(one for one in made if one is not best)]
 
 
 def _ended(jobs: list[Future[Checked]], watch: Callable[[str], None]) -> list[Checked]:
-    """Wait for simulations, and say which have ended."""
+    """Wait for simulations, and report which have ended."""
     for left, job in zip(range(len(jobs) - 1, -1, -1), as_completed(jobs), strict=True):
         watch(f"{job.result().candidate} done, {left} left")
     return [job.result() for job in jobs]
@@ -311,7 +316,8 @@ def _ended(jobs: list[Future[Checked]], watch: Callable[[str], None]) -> list[Ch
 def _most(
     check: Check, candidates: list[Candidate], watch: Callable[[str], None] = lambda _text: None
 ) -> Checked:
-    """Find the most that a device's best layout does; the next one's if it misses at any rate."""
+    """Find the most that a device's best layout does; the next layout's if it misses at any
+    rate."""
     made: list[Checked] = []
     for candidate in candidates[:TRIES]:
         made.append(check.most(candidate, watch))
@@ -321,7 +327,7 @@ def _most(
 
 
 def impossible(found: Found, checked: list[Checked], demand: Demand) -> str:
-    """Explain why nothing keeps the limits, and name the nearest candidate."""
+    """Explain why no candidate meets the limits, and name the nearest one."""
     if checked:
         near = min(checked, key=lambda one: one.ttft + one.tpot)
         return (
@@ -362,4 +368,4 @@ command = typer.Typer(
     help="The cheapest layout that keeps an SLO, or the most that given devices do.",
     add_completion=False,
 )
-command.command()(plan)
+command.command(cls=PlanCommand)(plan)

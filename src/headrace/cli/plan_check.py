@@ -1,4 +1,4 @@
-"""Simulation of a plan's candidates, which has the last word."""
+"""Simulation of a plan's candidates, which decides."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ GROWTH = 4
 MAX_SIMULATED = 4
 """Most engines of a simulation; larger layouts are checked by a part with its share of the load."""
 MOST_REQUESTS = 500
-"""Most requests of a simulation that does not decide, unless the user asks for more."""
+"""Most requests of a simulation without a decision, unless the user asks for more."""
 STAYS = 0.5
-"""Length of a simulated window in the mean times that a request stays, at least. It binds from
-about 1,000 requests in work on, whose number varies by 3 %."""
+"""Least length of a simulated window, in mean residence times of a request. It matters from about
+1,000 requests in work, whose number varies by 3 %."""
 STEP, CLOSE, TRIES = 1.08, 1.06, 5
-"""The search of the most requests per second: growth of the rate, the ratio of missed to kept at
+"""Search for the maximum request rate: growth of the rate, the ratio of missed to met rates at
 which it ends, and most simulations."""
 FULLEST = 0.9
-"""Share of the most that engines do, above which waits take too long to settle."""
+"""Share of the engines' capacity above which waits take too long to settle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Checked:
     per_user: float
     """Median output tokens per second of one user."""
     missed: float | None = None
-    """Least rate that was seen to miss, of given devices."""
+    """Least rate seen to miss, of given devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class Check:
     law: DraftLaw | None = None
 
     def verify(self, candidate: Candidate) -> Checked:
-        """Simulate; add replicas while it misses. More than can be done is not simulated: it
-        misses."""
+        """Simulate; add replicas while it misses. A load above the capacity misses without a
+        simulation."""
         most: dict[tuple[int, ...], Capacity] = {}
         for _ in range(GROWTH):
             part = _Part(candidate, self)
@@ -83,7 +83,7 @@ class Check:
         return self.at(candidate, most)
 
     def most(self, candidate: Candidate, watch: Callable[[str], None]) -> Checked:
-        """Find the most requests per second that it keeps the limits at."""
+        """Find the maximum request rate at which the candidate meets the limits."""
         part = _Part(candidate, self)
         watch(f"{candidate}: the most it can do")
         capacity = part.capacity({})
@@ -121,7 +121,7 @@ class Check:
 
 
 class _Here(Executor):
-    """This thread, at once."""
+    """Executor that runs jobs at once in this thread."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         done: Future[T] = Future()
@@ -131,7 +131,7 @@ class _Here(Executor):
 
 @contextmanager
 def workers() -> Iterator[Executor]:
-    """Yield processes on all cores, each of which starts with its first job; this thread on one."""
+    """Yield processes on all cores, each started with its first job; this thread on one core."""
     cores = cpu().physical_cores
     if cores < 2:
         yield _Here()
@@ -141,7 +141,7 @@ def workers() -> Iterator[Executor]:
     with ProcessPoolExecutor(cores, spawn, signal.signal, ignored) as pool:
         try:
             yield pool
-        finally:  # Neither Ctrl-C nor an answer waits for what nobody will see.
+        finally:  # Neither Ctrl-C nor an answer waits for unused results.
             pool.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():
                 child.kill()
@@ -160,10 +160,10 @@ class _Part:
         self._specs = [_spec(candidate, pool, check) for pool in pools]
 
     def capacity(self, known: dict[tuple[int, ...], Capacity]) -> Capacity | None:
-        """Measure the most that the part does; of equal replicas that share no prefixes, of one.
-        None: a trace says itself how much comes.
+        """Measure the part's capacity; for equal replicas without shared prefixes, one replica's.
+        None: a trace determines its own rate.
 
-        `known`: what other parts of the same engines did, by the number of their replicas.
+        `known`: capacities of other parts of the same engines, by their numbers of replicas.
         """
         if self._check.trace is not None:
             return None

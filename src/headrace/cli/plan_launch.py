@@ -1,7 +1,7 @@
 """Launch files of a plan: our own command and Helm values, and the commands of other engines with
 their names for the same settings.
 
-`engine_flags.json` lists the names that each engine publishes, with its version; a test holds the
+`engine_flags.json` lists the names that each engine publishes, with its version; a test checks the
 commands against it.
 """
 
@@ -27,7 +27,7 @@ AT_LOAD = {
     "sglang": ("fp8",),
     "dynamo": ("fp8",),
 }
-"""Engine → formats that its option makes of wide weights while loading; each has our name there."""
+"""Engine → formats into which its option converts wide weights while loading, by our names."""
 
 
 def write_launch(folder: Path, question: PlanQuestion, candidate: Candidate) -> list[Path]:
@@ -46,18 +46,18 @@ def write_launch(folder: Path, question: PlanQuestion, candidate: Candidate) -> 
 
 
 def launch_text(name: str, question: PlanQuestion, candidate: Candidate) -> str:
-    """Return what starts a plan: an engine's script, or with `HELM` the values of our chart."""
+    """Return a plan's launch file: an engine's script, or with `HELM` our chart's values."""
     return values(question, candidate) if name == HELM else script(name, question, candidate)
 
 
 def script(name: str, question: PlanQuestion, candidate: Candidate) -> str:
-    """Return the shell script that starts an engine's replicas on one node after another."""
+    """Return the shell script that starts an engine's replicas, one node after another."""
     make = ENGINES[name]
     lines = ["#!/bin/sh", *_comment(question, candidate)]
     known = json.loads(FLAGS.read_text())
     if name in known:
-        told = known[name]
-        lines.append(f"# Names of the options: {name} {told['version']}, {told['source']}.")
+        flags = known[name]
+        lines.append(f"# Names of the options: {name} {flags['version']}, {flags['source']}.")
     if (why := _refusal(name, question, candidate)) is not None:
         return "\n".join([*lines, f"# No command: {why}.", "exit 1", ""])
     if (
@@ -101,7 +101,7 @@ def _joined(words: Words) -> str:
 
 
 def _comment(question: PlanQuestion, candidate: Candidate) -> Iterator[str]:
-    """Yield comment lines, each without line breaks: names are the user's."""
+    """Yield comment lines without line breaks in them: names are the user's."""
     lines = (
         f"# {question.model} in {format_words(candidate.case.weights)}: {candidate}",
         f"# planned for {candidate.rate:.3g} requests/s, {question.lengths}, {question.limits}",
@@ -117,14 +117,14 @@ def _longest(question: PlanQuestion, pool: Pool) -> int:
 
 
 def _quantised(question: PlanQuestion, pool: Pool) -> str | None:
-    """Return the format that an engine must make of wide weights while it loads them."""
+    """Return the format into which an engine must convert wide weights while loading."""
     published = question.described.weights
     planned = pool.case.weights.name
     return planned if published.format in WIDE and planned not in (*WIDE, published.name) else None
 
 
 def _lacking(name: str, question: PlanQuestion, candidate: Candidate) -> str | None:
-    """Return the reason why an engine's option for formats cannot make the plan's, if so."""
+    """Return why an engine's option for formats cannot make the plan's format, if it cannot."""
     on_cpu = name == "headrace" and candidate.hardware.kind == "cpu"
     known = AT_LOAD.get("headrace on a CPU" if on_cpu else name)
     for pool in candidate.pools:
@@ -176,7 +176,7 @@ def _headrace(question: PlanQuestion, pool: Pool) -> Words:
 
 
 def _vllm(question: PlanQuestion, pool: Pool) -> Words:
-    """vLLM's limit of sequences is of a data-parallel rank, over all its pipeline stages."""
+    """Limit sequences per data-parallel rank, over all its pipeline stages, as vLLM does."""
     return ["vllm", "serve", '"$MODEL"', *_vllm_options(question, pool)]
 
 
@@ -200,7 +200,7 @@ def _vllm_options(question: PlanQuestion, pool: Pool) -> Words:
 
 
 def _sglang(question: PlanQuestion, pool: Pool) -> Words:
-    """SGLang's ranks count all devices of a stage, and its limits all attention groups."""
+    """Use ranks of all devices of a stage, and limits over all attention groups, as SGLang does."""
     layout = pool.case.layout
     words = ["python", "-m", "sglang.launch_server", "--model-path", '"$MODEL"']
     words += ["--tp-size", str(layout.ranks)]
@@ -221,8 +221,8 @@ def _sglang(question: PlanQuestion, pool: Pool) -> Words:
 
 
 def _tensorrt(question: PlanQuestion, pool: Pool) -> Words:
-    """TensorRT-LLM takes the KV's type and attention groups from a YAML file, and wants weights
-    that are quantised already."""
+    """Use a YAML file for the KV's type and attention groups, and quantised weights, as
+    TensorRT-LLM requires."""
     layout = pool.case.layout
     words = ["trtllm-serve", "serve", '"$MODEL"', "--tp_size", str(layout.ranks)]
     if layout.pp > 1:
@@ -248,7 +248,7 @@ def tensorrt_config(candidate: Candidate) -> str:
 
 
 def _dynamo(question: PlanQuestion, pool: Pool) -> Words:
-    """Dynamo's worker takes vLLM's options."""
+    """Use vLLM's options, which Dynamo's worker takes."""
     words = ["python", "-m", "dynamo.vllm", "--model", '"$MODEL"']
     if pool.role != "all":
         words += ["--disaggregation-mode", pool.role]
@@ -269,7 +269,7 @@ STARTS = (*ENGINES, HELM)
 
 
 def values(question: PlanQuestion, candidate: Candidate) -> str:
-    """Return values for our chart (`headrace factory chart`), over those that it has."""
+    """Return values for our chart (`headrace factory chart`) that differ from its defaults."""
     pool = candidate.pools[-1]
     engine = _joined(_headrace(question, pool)[3:])
     if (why := _lacking("headrace", question, candidate)) is not None:

@@ -1,4 +1,4 @@
-"""A plan as text and as JSON: what was asked, what was found, and how far to trust each number."""
+"""A plan as text and as JSON: the question, the results, and how far to trust each number."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PlanQuestion:
 
 
 def format_words(weights: WeightBytes) -> str:
-    """Return the format of weights for a reader: narrow experts before the rest."""
+    """Return the format of weights in words: narrow experts before the rest."""
     experts = weights.formats.get("experts")
     if experts is None or experts == weights.format:
         return weights.name
@@ -166,7 +166,7 @@ def _say_best(say: Any, question: PlanQuestion, best: Checked) -> None:
 
 
 def _say_errors(say: Any, question: PlanQuestion, checked: list[Checked]) -> None:
-    """Print the error of each column, by what was measured."""
+    """Print the error of each column, as measured."""
     say("true over predicted, at worst:")
     for device in dict.fromkeys(one.candidate.hardware.name for one in checked):
         error = question.error(device)
@@ -181,8 +181,7 @@ def _per_device(candidate: Candidate, demand: Demand) -> float:
 
 
 def _users(best: Checked, demand: Demand) -> int:
-    """Return the answers that are written at a time, by Little's law and the median user's
-    speed."""
+    """Return the number of concurrent answers, by Little's law and the median user's speed."""
     seconds = demand.output_tokens / best.per_user if best.per_user else 0.0
     return max(1, round(best.candidate.rate * seconds))
 
@@ -192,7 +191,7 @@ def _time(seconds: float) -> str:
 
 
 def rejections(found: Found) -> list[str]:
-    """Return per device the reasons why layouts are impossible, or miss the limits."""
+    """Return, per device, why layouts are impossible or miss the limits."""
     lines = []
     for device in dict.fromkeys(one.device for one in found.rejected):
         mine = [one for one in found.rejected if one.device == device]

@@ -17,7 +17,7 @@ SIZES = [1 << power for power in range(26, 43)]
 
 
 def print_tiers(file: Path, pool: str, price: float | None, *, as_json: bool) -> None:
-    """Print the savings of each size, also as money with `price`, of an hour of the machine."""
+    """Print the savings of each size; with `price` (of an hour of the machine), also in money."""
     trace = read_trace(file)
     room = parse_size(pool, "tiers_pool")
     rows = list(savings(trace, room, SIZES))

@@ -149,7 +149,7 @@ def _prompts(seed: int, requests: int, tokens: int, vocabulary: int) -> list[lis
 def _run(
     core: EngineCore, inner: Executor, prompts: list[list[int]], output: int
 ) -> tuple[list[RecordedStep], float]:
-    """Run these requests all at once; return (their steps, seconds)."""
+    """Run these requests at the same time; return (their steps, seconds)."""
     core.executor = recording = RecordingExecutor(inner)
     sampling = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
     for number, prompt in enumerate(prompts):

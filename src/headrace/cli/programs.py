@@ -23,6 +23,7 @@ from ..base.foreign import Undecodable, any_json
 from ..base.names import nearest
 from ..loader.catalog import CATALOG
 from ..loader.open import fetched
+from ..loader.progress import ProgressLine
 from ..programs import Inspection, ProgramLimits, inspected
 from ..programs.confined import ConfinedProgram
 from ..programs.drawn import random_nodes
@@ -30,16 +31,15 @@ from ..programs.files import read
 from ..programs.onnx import MOST_RANK, Port
 from .flags import argument, flag
 from .models import size
-from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _MADE = re.compile(r"(random|zeros)(?::(\d{1,9}(?:x\d{1,9})*))?")
 _ALLOWED = {"b": "b", "f": "iuf"}
-"""Kind of an input's elements → kinds of the JSON that gives them; others are integers."""
+"""Kind of an input's elements → allowed kinds of the JSON values; by default integers."""
 MOST_SHOWN = 4096
-"""Elements of an output that are printed; a file takes them all."""
+"""Most printed elements of an output; a file has all."""
 MOST_INPUT = 1 << 30
-"""Bytes of an input."""
+"""Most bytes of an input."""
 
 File = Annotated[
     str,
@@ -132,7 +132,7 @@ def run(
 
 
 def _path(name: str, cache_dir: Path | None) -> Path:
-    """Return the file of a path or of a catalog name; download it if needed."""
+    """Return the file for a path or a catalog name; download it if needed."""
     path = Path(
         os.path.expanduser(name)
     )  # Unlike Path's own, it keeps the name of an unknown user.
@@ -146,7 +146,7 @@ def _path(name: str, cache_dir: Path | None) -> Path:
         there = f"it has: {', '.join(f'{entry}/{one}' for one in programs) or 'none'}"
         wrong = f"{entry} has no program {inner!r:.80}{nearest(inner, programs)}; {there}"
         raise InvalidRequest(wrong, param="file")
-    with DownloadBars(sys.stderr) as bars:
+    with ProgressLine(sys.stderr) as bars:
         return fetched(entry, cache_dir=cache_dir, progress=bars) / inner
 
 
@@ -191,7 +191,7 @@ def _measured(program: ConfinedProgram, given: list[str], rows: int, seed: int) 
 
 
 def _feed(program: ConfinedProgram, given: list[str], seed: int) -> dict[str, Any]:
-    """Make the inputs: those named on the command line, zeros for states, else random."""
+    """Make the inputs: those named on the command line, zeros for states, otherwise random."""
     values = dict(one.partition("=")[::2] for one in given)
     ports = program.inputs
     for name, value in values.items():
@@ -210,10 +210,10 @@ def _value(port: Port, text: str, draw: np.random.Generator) -> Any:
     made = _MADE.fullmatch(text)
     if made is None:
         try:
-            told, due = any_json(text), np.dtype(port.type)
-            if np.size(told) and np.asarray(told).dtype.kind not in _ALLOWED.get(due.kind, "iu"):
+            value, due = any_json(text), np.dtype(port.type)
+            if np.size(value) and np.asarray(value).dtype.kind not in _ALLOWED.get(due.kind, "iu"):
                 raise ValueError
-            return np.array(told, due)
+            return np.array(value, due)
         except (Undecodable, ValueError, OverflowError, TypeError):
             allowed = f"@FILE.npy, a JSON number or list of {port.type}, random or zeros [:SHAPE]"
             wrong = f"--input {port.name:.80}={text:.80}; allowed are {allowed}"
@@ -243,7 +243,7 @@ def _stored(path: Path) -> Any:
 
 
 def _save(target: BinaryIO, found: Mapping[str, Any]) -> None:
-    """Write an .npz file; any name may be that of an array."""
+    """Write an .npz file; arrays may have any name."""
     with zipfile.ZipFile(target, "w") as archive:
         for name, value in found.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -251,7 +251,7 @@ def _save(target: BinaryIO, found: Mapping[str, Any]) -> None:
 
 
 def _shown(value: Any) -> dict[str, Any]:
-    """Return an output as JSON; numbers that JSON has not as text."""
+    """Return an output as JSON; numbers that JSON lacks as text."""
     found: dict[str, Any] = {"datatype": str(value.dtype), "shape": list(value.shape)}
     if value.size > MOST_SHOWN:
         return found | {"left out": f"{value.size:,} elements; --output FILE.npz has them"}

@@ -16,10 +16,10 @@ from ..base.errors import OptionError, one_of
 from ..factory.quantise import TARGETS
 from ..factory.shrink import QuantiseWish, Shrinking, write_report
 from ..factory.to_gguf import MIX
+from ..loader.progress import ProgressLine
 from ..roofline.hardware_files import find_hardware
 from ..roofline.machine import calibration_path
 from .flags import argument, flag, with_flags
-from .progress import DownloadBars
 
 DEFAULT = "q4_k"
 FAILED = 1
@@ -49,7 +49,7 @@ def quantise(
     console = Console(stderr=as_json, highlight=False, soft_wrap=True, markup=False)
     engine = EngineOptions(model=model, cache_dir=cache_dir, offline=offline)
     wish = replace(wish, engine=engine, to=to)
-    with DownloadBars(sys.stderr, enabled=not as_json) as bars:
+    with ProgressLine(sys.stderr, enabled=not as_json) as bars:
         planned = Shrinking(wish, bars)
         if dry_run:
             _show(console, planned, as_json)
@@ -96,9 +96,10 @@ def _say(console: Console, out: Path, report: dict[str, Any]) -> None:
         f"{out}: {report['matrices']} matrices as {kinds}, {report['bytes'] / 1e6:,.1f} MB, "
         f"{report['bytes'] / report['was']:.0%} of the model"
     )
-    for what in ("without_text", "few_rows"):
+    for what in ("dense", "without_text", "few_rows"):
         if names := report.get(what):
             rule = {
+                "dense": "stay dense: their rows are not whole blocks",
                 "without_text": "no text reached them; rounded by the weights' own error",
                 "few_rows": "few tokens reached them; rounded on their mixture's inputs",
             }[what]

@@ -9,7 +9,7 @@ from ..base.config import EngineOptions
 from ..engine.ranks.following import follow
 from ..engine.ranks.launch import place_of
 from ..loader import open_model
-from .progress import DownloadBars
+from ..loader.progress import ProgressLine
 
 log = logging.getLogger("headrace.rank")
 
@@ -23,7 +23,7 @@ def followed(options: EngineOptions) -> bool:
     place = place_of(options)
     if place.rank == 0:
         return False
-    with DownloadBars(sys.stderr) as bars:
+    with ProgressLine(sys.stderr) as bars:
         files = open_model(
             options.model, cache_dir=options.cache_dir, offline=options.offline, progress=bars
         )

@@ -12,12 +12,12 @@ from .flags import flag
 HERE = "http://127.0.0.1:8000"
 """The address of `headrace serve` with its defaults."""
 API_KEY = ("--api-key", "--key")
-"""Spellings of the option with a server's key: the one of every command, and an older one."""
+"""Spellings of the option with a server's key: the common one, and an older one."""
 Url = Annotated[str | None, flag("The server, as an option.", "--url")]
 
 
 def named(argument: str | None, url: str | None, default: str | None = None) -> str:
-    """Return the server that a command's argument or its `--url` names."""
+    """Return the server named by a command's argument or its `--url`."""
     if argument and url:
         raise InvalidRequest("the server is named twice, by an argument and by --url", param="url")
     found = argument or url or default

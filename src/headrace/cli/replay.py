@@ -1,4 +1,4 @@
-"""an answer differs."""
+"""`headrace replay`: recorded requests answered again; exit status 1 if an answer differs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def main(
 
     An answer depends on the weights, options, kernels and version in its record. A difference in
     one of them here is named. Without any, every bit must be equal, whatever else is in the batch.
-    Status
+    Exit status 1 if an answer differs.
     """
     dumped = records_of_dump(file)
     records = [
@@ -103,7 +103,7 @@ class _Engine:
         self._built.close()
 
     def answer(self, records: list[Record], *, quiet: bool) -> list[Verdict]:
-        """Load the adapters that the records name, and replay."""
+        """Load the adapters named in the records, and replay."""
         loaded = {}
         for record in records:
             name, folder = record.spec.adapter, record.adapter
@@ -134,7 +134,7 @@ def _engine(record: Record, model: str | None, threads: int | None) -> _Engine:
 
 
 def _by_engine(records: Iterable[Record]) -> list[list[Record]]:
-    """Group records that one engine can answer, in the order of their first."""
+    """Group records that one engine can answer, in the order of their first ones."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         key = json.dumps([record.model, record.options], sort_keys=True)

@@ -138,7 +138,7 @@ def roofline(
 
 
 def _rates(time: StepTime, step: Composition) -> str:
-    """Return the words for a step's tokens per second; prompts and answers apart."""
+    """Format a step's tokens per second; prompts and answers separately."""
     found = f"at most {time.tokens / time.limit_seconds:,.0f} tokens/s, predicted "
     found += f"{time.tokens / time.seconds:,.0f}"
     if step.kind != "mixed":
@@ -151,7 +151,7 @@ def _rates(time: StepTime, step: Composition) -> str:
 
 
 def _say_busy(console: Console, others: Others | None) -> None:
-    """Say that others used the machine while it was measured."""
+    """Report that others used the machine while it was measured."""
     if others is not None and (said := busy_words(others.share())) is not None:
         console.print(said, style="bold red", soft_wrap=True)
 
@@ -159,7 +159,7 @@ def _say_busy(console: Console, others: Others | None) -> None:
 def _steps(
     case: Case, batch: int, context: int, prompt: int, drafts: int
 ) -> list[tuple[str, Composition]]:
-    """Return the steps that are shown, by name."""
+    """Return the shown steps by name."""
     arch = case.arch
     if arch.task != "tokens":
         if prompt > arch.max_context:
@@ -189,7 +189,7 @@ def _steps(
 
 
 def _measure(console: Console, case: Case, device: Hardware, model: str) -> Hardware:
-    """Fit on measured steps, and print the errors on shapes kept out of the fit."""
+    """Fit on measured steps; print the errors on shapes excluded from the fit."""
     fitted_on, held = measure_steps(model)
     found = fit_efficiency(case, device, fitted_on)
     device = honest(case, device.fitted(found.efficiency), [*fitted_on, *held])
@@ -256,7 +256,7 @@ def _show(console: Console, name: str, time: StepTime) -> None:
         padding=(0, 1, 0, 0),
     )
     for number, column in enumerate(COLUMNS):
-        # On a narrow terminal names are folded, and no figure is cut.
+        # On a narrow terminal names are folded and figures are not cut.
         table.add_column(
             column.replace(" ", "\n"),
             justify="left" if number == 0 else "right",

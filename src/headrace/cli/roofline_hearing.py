@@ -22,7 +22,7 @@ from ..roofline.slices import part_work
 from ..speech.finding import find
 
 TOKENS = 100
-"""Tokens of a window's text for which the rate is reported: those of English read aloud."""
+"""Tokens of a window's text for which the rate is reported: typical for English read aloud."""
 BLOCK = 16
 """Positions of a block of KV."""
 Work = dict[str, Any]
@@ -87,7 +87,7 @@ def show_hearing(
 
 
 def _summed(figures: Iterable[tuple[str, float, float, float, float, float]]) -> list[Work]:
-    """Sum the figures of one name, in the order of their first."""
+    """Sum the figures of each name, in the order of first occurrence."""
     found: dict[str, Work] = {}
     for name, *each in figures:
         kinds = "flops", "bytes", "compute", "memory", "seconds"
@@ -98,13 +98,13 @@ def _summed(figures: Iterable[tuple[str, float, float, float, float, float]]) ->
 
 
 def _limit(works: list[Work]) -> float:
-    """Return the least time of these together: both resources are in use all the time."""
+    """Return the least time of all together: both resources are busy all the time."""
     least: float = max(sum(one[kind] for one in works) for kind in ("compute", "memory"))
     return least
 
 
 def _memory(sizes: WhisperArch, weights: float) -> dict[str, int]:
-    """Return the bytes of the parts of a network in eight bits, by name."""
+    """Return the bytes of a network's parts in eight bits, by name."""
     decoder = describe_decoder(sizes)
     across, own = (math.ceil(rows / BLOCK) for rows in (sizes.frames, sizes.context))
     crossed = cross_groups(decoder, "int8", MOST_WINDOWS * across)

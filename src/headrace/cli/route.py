@@ -39,7 +39,7 @@ def command(
 
 
 def key_of(file: Path | None) -> str:
-    """Read the key that a file holds. Raises `OptionError`."""
+    """Read the key from a file. Raises `OptionError`."""
     if file is None:
         return ""
     try:

@@ -32,7 +32,7 @@ LINE = "headrace.line"
 
 
 class Serve(BriefHelp):
-    """The command, which also takes another engine's line (`--from`)."""
+    """The command, which also accepts another engine's line (`--from`)."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = args[: args.index("--")] if "--" in args else args
@@ -126,7 +126,7 @@ def serve(
         _check_several(server, profile)
     admitted = None
     if profile is not None:
-        from ..factory.admit import admit, certified  # Local: other runs do without its imports.
+        from ..factory.admit import admit, certified  # Local: other runs do not need its imports.
 
         admitted = admit(profile, engine)
         engine = admitted.options
@@ -142,13 +142,13 @@ def serve(
             param="dry_run",
         )
     if dry_run:
-        from .explain import show  # Local: the other run does without its imports.
+        from .explain import show  # Local: other runs do not need its imports.
 
         show([replace(chosen[0], options=engine), *chosen[1:]], server)
         return
     configure_logs(server.log_level, server.log_format)
     if engine.launcher == "env":
-        from .rank import followed  # Local: other runs do without its imports.
+        from .rank import followed  # Local: other runs do not need its imports.
 
         if followed(engine):
             return
@@ -163,7 +163,7 @@ def serve(
     if admitted is not None:
         start = partial(certified, partial(started, engine), admitted)
         server.served_name = server.served_name or admitted.profile.body.model.name
-    sockets = take_ports(server)  # A wrong port is reported before there is a child.
+    sockets = take_ports(server)  # A wrong port is reported before any child starts.
     if (line := context.meta.get(LINE)) is not None:
         line.write_key_file()
 
@@ -184,7 +184,7 @@ def serve(
 
 
 def _check_several(server: ServerOptions, profile: str | None) -> None:
-    """Raise `OptionError` for what a server of models with names of their own cannot have."""
+    """Raise `OptionError` for options that a server of several named models cannot have."""
     if profile is not None:
         raise OptionError("a profile is of one model, and served alone", param="profile")
     if server.served_name is not None:

@@ -19,9 +19,9 @@ from ..bench.live import show_result
 from ..bench.options import RunOptions
 from ..bench.report import html_report
 from ..engine.simulator.sim_replica import ReplicaSpec
+from ..obs.progress import StatusLine
 from .bench_flags import with_run_flags
 from .flags import argument, flag, with_flags
-from .progress import StatusLine
 from .simulate_engines import Engines, show_changes
 
 
@@ -65,8 +65,8 @@ def simulate(
     results: list[tuple[str, dict[str, Any]]] = []
     with StatusLine(sys.stderr, f"simulating {model}") as said:
         for name, each in every:
-            told = said if name == "as asked" else partial(_of_change, said, name)
-            results.append((name, each.run(options, told)))
+            watch = said if name == "as asked" else partial(_of_change, said, name)
+            results.append((name, each.run(options, watch)))
     result = results[0][1]
     console = Console(highlight=False, markup=False)
     if as_json:

@@ -1,4 +1,4 @@
-"""Simulated engines as the options of `headrace simulate` describe them, and changes of these."""
+"""Simulated engines from the options of `headrace simulate`, and changes of them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from ..roofline.machine import calibration_path
 from .bench_flags import LAYOUT, SKEW
 
 LOOP = {"gateway": "gateway", "loop": "step", "row": "row", "answer": "answer"}
-"""Option → the part of `Loop` that it states."""
+"""Option → the part of `Loop` that it sets."""
 YES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The engines of a simulation; each field is the option of its name."""
+    """The engines of a simulation; each field is the option of that name."""
 
     model: str = ""
     hardware: str = option("H200", "this, A100, H100, H200, B200 …")
@@ -76,7 +76,7 @@ class Engines:
     answer: str | None = option(None, "From a step's end to the client.", metavar="TIME")
 
     def spec(self) -> ReplicaSpec:
-        """Return one engine. Raises `HeadraceError` for what an option cannot be."""
+        """Return one engine. Raises `HeadraceError` for impossible options."""
         device = self._device()
         layout = Layout.parse(self.layout)
         case = make_case(self.model, device, self.format, "auto", self.kv_dtype, layout, self.skew)
@@ -109,8 +109,8 @@ class Engines:
                 parse_seconds(self.failures, "failures", bare=True),
                 parse_seconds(self.restart, "restart", bare=True),
             )
-        told = self.told_after
-        told_seconds = None if told is None else parse_seconds(told, "told_after", bare=True)
+        after = self.told_after
+        told_seconds = None if after is None else parse_seconds(after, "told_after", bare=True)
 
         def cluster(warm: bool) -> Cluster:
             return Cluster(
@@ -167,7 +167,7 @@ def _value(kind: Any, name: str, text: str) -> Any:
 
 
 def show_changes(console: Console, results: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """Print runs of one load beside each other, by their change."""
+    """Print runs of one load next to each other, by their change."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     head = ["tok/s", "req/s", "most\nreq/s", "TTFT\np50", "p99\nms", "TPOT\np50", "p99\nms"]
     longest = max(len(name) for name, _ in results)

@@ -91,12 +91,12 @@ async def _model(options: EngineOptions) -> AsyncIterator[Speaker]:
 
 @asynccontextmanager
 async def _program(options: EngineOptions) -> AsyncIterator[Speaker]:
-    async def beside(work: Callable[..., str], *arguments: str) -> str:
+    async def in_thread(work: Callable[..., str], *arguments: str) -> str:
         return await asyncio.to_thread(work, *arguments)
 
     engine = await running(options, ServerOptions(programs=options.model, program_lanes=1))
     try:
-        yield ProgramSpeaker(engine, next(iter(engine.programs.values())), beside)
+        yield ProgramSpeaker(engine, next(iter(engine.programs.values())), in_thread)
     finally:
         await engine.close()
 

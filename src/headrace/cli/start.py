@@ -13,29 +13,29 @@ from ..base.several import ModelChoice
 from ..engine.clients.async_engine import AsyncEngine
 from ..engine.clients.group import EngineGroup
 from ..engine.programs.files import program_files, program_licences
-from .progress import DownloadBars
+from ..loader.progress import ProgressLine
 
 
 async def started(options: EngineOptions, *, quiet: bool = False) -> AsyncEngine:
     """Return the engine, ready. Missing files are fetched first, with bars on stderr."""
-    with DownloadBars(sys.stderr, enabled=not quiet) as bars:
+    with ProgressLine(sys.stderr, enabled=not quiet) as bars:
         # A cancelled start leaves the block: the bars then end the download, which is in a thread.
         return await AsyncEngine.start(options, progress=bars)
 
 
 async def several(chosen: Sequence[ModelChoice]) -> EngineGroup:
     """Start several models, like `started`."""
-    with DownloadBars(sys.stderr) as bars:
+    with ProgressLine(sys.stderr) as bars:
         return await EngineGroup.start(chosen, progress=bars)
 
 
 async def running(options: EngineOptions, server: ServerOptions) -> Any:
     """Start foreign programs, like `started`."""
-    # Local: it needs numpy and the extra programs.
+    # Local: it needs numpy and the extra `programs`.
     from ..engine.programs.engine import ProgramEngine, ProgramLimits
 
     limits = ProgramLimits(int(server.program_memory * 1e9), seconds=server.program_seconds)
-    with DownloadBars(sys.stderr) as bars:
+    with ProgressLine(sys.stderr) as bars:
         files = await asyncio.to_thread(
             program_files,
             server.program_names,

@@ -53,7 +53,7 @@ def command(
 
 async def _top(url: str, key: str | None, interval: float, *, once: bool, as_json: bool) -> None:
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    # A stream that is silent for this long has lost its server.
+    # After this much silence the stream's server counts as lost.
     timeout = httpx.Timeout(10.0, read=30.0)
     try:
         base = url.rstrip("/") + "/"
@@ -106,9 +106,9 @@ async def _live(client: httpx.AsyncClient, url: str, interval: float) -> None:
 async def _lasting(
     client: httpx.AsyncClient, interval: float, *, patient: bool
 ) -> AsyncGenerator[Reading | str]:
-    """Yield readings, or a sentence in place of one; resume when the server does.
+    """Yield readings, or a sentence instead of one; resume when the server does.
 
-    Raises errors that a retry cannot mend: a server that has never answered, or any problem unless
+    Raises errors that a retry cannot fix: a server that has never answered, or any problem unless
     `patient`.
     """
     answered = False
@@ -133,7 +133,7 @@ async def _lasting(
 
 @contextmanager
 def _keys(quit_: asyncio.Event) -> Iterator[None]:
-    """Set the event on q, Q and Escape while this is open; restore the terminal after."""
+    """Set the event on q, Q and Escape inside the block; restore the terminal afterwards."""
     if termios is None or not sys.stdin.isatty():
         yield
         return

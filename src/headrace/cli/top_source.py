@@ -2,7 +2,7 @@
 
 The stream has a point a second and the active requests. Without it (a foreign or older server, a
 key without permission), `/metrics` is read under vLLM's and NIM's names. Differences of two
-readings make rates; a figure that a server does not count stays unknown.
+readings give rates; a figure that a server does not count stays unknown.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ..base.foreign import any_json
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 WINDOW_SECONDS = 30.0
-"""Seconds over which latencies are ranked."""
+"""Seconds over which latency quantiles are taken."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """The server at one moment; None is unknown."""
+    """The server at one moment; None: unknown."""
 
     source: str
     model: str = ""
@@ -78,7 +78,7 @@ def _check(response: httpx.Response) -> None:
 
 
 class _Later(HeadraceError):
-    """The server is not ready; it may be in a moment."""
+    """The server is not ready, but may be in a moment."""
 
 
 async def _streamed(client: httpx.AsyncClient) -> AsyncGenerator[Reading]:
@@ -133,7 +133,7 @@ SAME = [
     "batch",
     "preemptions",
 ]
-"""Fields of a reading that a point has under the same names."""
+"""Fields of a reading with the same names in a point."""
 
 
 async def _scraped(client: httpx.AsyncClient, interval: float) -> AsyncGenerator[Reading]:
@@ -151,7 +151,7 @@ async def _scraped(client: httpx.AsyncClient, interval: float) -> AsyncGenerator
 
 
 class Scrape:
-    """The samples of one reading of `/metrics`, summed over all labels but `le`."""
+    """The samples of one reading of `/metrics`, summed over all labels except `le`."""
 
     def __init__(self, text: str, now: float | None = None) -> None:
         self.time = time.monotonic() if now is None else now
@@ -172,7 +172,7 @@ class Scrape:
             raise InvalidRequest(f"/metrics is not in Prometheus' format: {error}") from None
 
     def first(self, *names: str) -> float | None:
-        """Return the value under the first of its names that is there."""
+        """Return the value under the first name that is present."""
         return next((self.values[name] for name in names if name in self.values), None)
 
 
@@ -243,7 +243,7 @@ def quantiles(before: Scrape, now: Scrape, *names: str) -> dict[str, float] | No
         for bound, upto in counts:
             if upto >= part * total:
                 inside = (part * total - below) / (upto - below) if upto > below else 1.0
-                # As Prometheus does: the last finite bound stands for all values above it.
+                # As in Prometheus: the last finite bound stands for all values above it.
                 found[share] = low if bound == float("inf") else low + (bound - low) * inside
                 break
             low, below = bound, upto

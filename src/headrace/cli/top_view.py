@@ -17,7 +17,7 @@ BARS = "▁▂▃▄▅▆▇█"
 UNKNOWN = "–"
 KEPT = 60
 FULL, NEAR = 0.9, 0.6
-"""Share of the KV memory from which it is short, and of the roofline from which steps are near."""
+"""Share of KV memory from which it is short, and of the roofline from which steps are near it."""
 
 
 class Screen:
@@ -61,7 +61,7 @@ class Screen:
         space = max(0, min(KEPT, width - 66))
         steps = f", {now.batch:.1f} a step" if now.batch else ""
         others = f"others have {share(now.others)} of CPUs"
-        beside = {
+        notes = {
             "running": f"{count(now.waiting)} waiting{steps}",
             "kv_usage": f"{now.preemptions:.0f} preempted" if now.preemptions else "",
             "roofline": others if (now.others or 0) > NOTABLE else "predicted / measured",
@@ -69,7 +69,7 @@ class Screen:
         }
         for name, field, form, top in FIGURES:
             values = [getattr(reading, field) for reading in self._history]
-            shown, more = form(getattr(now, field)), beside.get(field, "")
+            shown, more = form(getattr(now, field)), notes.get(field, "")
             if form is latency:
                 shown, more = shown
                 values = [(one or {}).get("p50") for one in values]
@@ -109,7 +109,7 @@ def line(reading: Reading) -> str:
 
 
 def advice(reading: Reading) -> str:
-    """Say what limits a server at this moment, and what would help."""
+    """Explain what limits a server at this moment, and what would help."""
     waiting = reading.waiting or 0
     if not (reading.running or waiting):
         return "nothing runs: ask again under load"
@@ -130,7 +130,7 @@ def advice(reading: Reading) -> str:
 
 
 def bars(values: list[float | None], space: int, top: float | None = None) -> str:
-    """Draw a sparkline of the newest `space` values; a gap for an unknown one."""
+    """Draw a sparkline of the newest `space` values, with gaps for unknown ones."""
     shown = values[-space:] if space else []
     highest = top or max((value for value in shown if value is not None), default=0.0)
     if not highest:
@@ -180,4 +180,4 @@ FIGURES: tuple[tuple[str, str, Callable[[Any], Any], float | None], ...] = (
     ("roofline", "roofline", share, 1.0),
     ("device busy", "busy", share, 1.0),
 )
-"""Title, field of a reading, its format, and the top of its bars; None: the highest."""
+"""Title, field of a reading, its format, and the top of its bars; None: their maximum."""

@@ -12,17 +12,17 @@ from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
-from ..base.errors import HeadraceError, InvalidRequest, file_errors
+from ..base.errors import HeadraceError, InvalidRequest, PackageAbsent, file_errors
 from ..base.hardware import cpu
 from ..base.names import nearest
 from ..engine.hearing.opening import DEFAULT_MODEL, open_transcriber
+from ..loader.progress import ProgressLine
 from ..media import AudioLimits, Sound, decode
 from ..speech.captions import clock, srt, vtt
 from ..speech.decoding import MOST_BEAMS, DecodingOptions
 from ..speech.languages import code_of, language_names
 from ..speech.transcript import Segment, Transcriber, Transcript
 from .flags import argument, flag
-from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _MOST_BYTES = 2 << 30
@@ -68,7 +68,7 @@ def transcribe(
     one = files[0] if len(files) == 1 and not files[0].is_dir() else None
     sound = None if one is None else _sound(one)
     found = [] if one is not None else _listed(files)
-    with DownloadBars(sys.stderr) as bars:
+    with ProgressLine(sys.stderr) as bars:
         transcriber = open_transcriber(
             model,
             threads or cpu().physical_cores,
@@ -114,7 +114,7 @@ def _sound(file: Path) -> Sound:
 
 
 def _listed(given: list[Path]) -> list[Path]:
-    """Return the files, and the sounds of each folder by name. Raises `InvalidRequest`."""
+    """Return the files, and each folder's sounds by name. Raises `InvalidRequest`."""
     found: list[Path] = []
     for path in given:
         inside = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -127,7 +127,7 @@ def _listed(given: list[Path]) -> list[Path]:
 
 @dataclass(frozen=True)
 class _FileWriter:
-    """One opened model and what to do with sounds."""
+    """One opened model, with the options for its sounds."""
 
     transcriber: Transcriber
     options: DecodingOptions
@@ -136,7 +136,7 @@ class _FileWriter:
     chunked: bool
 
     def transcribe(self, file: Path, sound: Sound, out: TextIO) -> None:
-        """Write the text of a sound to `out`, also of one that is stopped."""
+        """Write the text of a sound to `out`, even if it is stopped."""
         written = _Written(sound.seconds, self.form, out)
         try:
             found = self.transcriber.transcribe(
@@ -156,8 +156,8 @@ class _FileWriter:
             print(f"nothing is said in {file}: {reasons}", file=sys.stderr)
 
     def beside(self, files: list[Path]) -> None:
-        """Write each file's text beside it. A file that fails is reported, and its error raised in
-        the end; the text of one that is stopped is in `NAME.partial`."""
+        """Write each file's text next to it. A file that fails is reported, and its error raised at
+        the end; a stopped one leaves its text in `NAME.partial`."""
         failed: HeadraceError | None = None
         for file in files:
             path = file.with_suffix(".txt" if self.form == "text" else f".{self.form}")
@@ -174,6 +174,8 @@ class _FileWriter:
                 reason = error.strerror or error
                 failed = InvalidRequest(f"{path} cannot be written: {reason}", param="file")
                 print(failed.message, file=sys.stderr)
+            except PackageAbsent:
+                raise  # The others lack it, too.
             except HeadraceError as error:
                 failed = error
                 print(f"{file}: {error.message}", file=sys.stderr)
@@ -184,7 +186,7 @@ class _FileWriter:
 
 
 def _stopped(number: int, _frame: object) -> None:
-    """End as a terminated process does, but write what there is."""
+    """End like a terminated process, but write the text so far."""
     raise SystemExit(128 + number)
 
 
@@ -215,7 +217,7 @@ class _Written:
             sys.stderr.flush()
 
     def end(self, found: Transcript, *, complete: bool) -> None:
-        """Write what comes at the end: JSON, or the head of captions that have none."""
+        """Write the end of the output: JSON, or the header of captions without segments."""
         self._clear()
         if self._form == "json":
             record = _record(found) | {"complete": complete}

@@ -1,4 +1,4 @@
-"""A server's command line of another engine as one of ours (`headrace serve --from`).
+"""Conversion of another engine's server command line to ours (`headrace serve --from`).
 
 The rows are in `base.other_engines`; here are the conversions of values, by the rows' `turn`.
 """
@@ -25,16 +25,16 @@ PROGRAMS = re.compile(
     r"|python[\d.]* -m (vllm\.entrypoints\.openai\.api_server|sglang\.launch_server)"
     r") "
 )
-"""Beginnings of a line, which say only what is started."""
+"""Beginnings of a line that only name the program."""
 CONTAINER = re.compile(r"(sudo )?(docker|podman|nerdctl) (container )?run ")
 IMAGE = re.compile(
     r"\S+/(vllm|vllm-openai|sglang|llama\.cpp|ollama)(:[\w.-]+)?(@sha256:\w+)?", re.IGNORECASE
 )
-"""The engines' published images, after which a container's line is the engine's."""
+"""The engines' published images; the words after one in a container's line are the engine's."""
 VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
 """Beginning of an environment variable's assignment."""
 SWITCH = ("on", "off", "auto", "0", "1", "true", "false")
-"""Values that llama.cpp's `-fa` may have."""
+"""Values of llama.cpp's `-fa`."""
 _TYPES = {
     **dict.fromkeys(("auto", ""), None),
     **dict.fromkeys(("half", "float16", "fp16", "f16"), "float16"),
@@ -47,14 +47,14 @@ _KV_TYPES = {**_TYPES, "fp8": "fp8", "fp8_e4m3": "fp8", "q8_0": "int8"}
 
 @dataclass(slots=True)
 class Translated:
-    """A translated line as it grows."""
+    """A translated line under construction."""
 
     engine: str
     model: str | None = None
     options: dict[str, str | bool] = field(default_factory=dict)
     """Field of our options → its value."""
     notes: list[str] = field(default_factory=list)
-    """Options that were left out, each with the reason."""
+    """Options left out, each with the reason."""
     ranks: dict[str, int] = field(default_factory=dict)
     """TP, PP and EP → size."""
     values_type: str | None = None
@@ -62,7 +62,7 @@ class Translated:
     file: str | None = None
     unified: bool = False
     hashes: list[str] = field(default_factory=list)
-    """Hashes of the API keys, for the file that the option `keys` names."""
+    """Hashes of the API keys, for the file named by the option `keys`."""
 
     @property
     def arguments(self) -> list[str]:
@@ -93,7 +93,7 @@ def translate(engine: str, words: list[str]) -> Translated:
     """Translate the words of another engine's command line.
 
     Raises `OptionError` for an unknown engine or option, and for an option whose absence would
-    change what the server does. Writes nothing: see `Translated.write_key_file`.
+    change the server's behaviour. Writes nothing: see `Translated.write_key_file`.
     """
     known = {name: word for word in _known(engine) for name in word.names}
     line = Translated(engine)
@@ -106,7 +106,7 @@ def translate(engine: str, words: list[str]) -> Translated:
 
 
 def listed(engine: str) -> str:
-    """Return the table of an engine's options, a line for each: theirs, ours, the difference."""
+    """Return the table of an engine's options, one per line: theirs, ours, the difference."""
     rows = [(" ".join(word.names), _counterpart(word), word.note) for word in _known(engine)]
     wide = [min(36, max(len(row[column]) for row in rows)) for column in (0, 1)]
     lines = [f"{one:{wide[0]}}  {two:{wide[1]}}  {note}".rstrip() for one, two, note in rows]
@@ -138,7 +138,7 @@ def _known(engine: str) -> tuple[OtherOption, ...]:
 def _without_program(
     words: list[str], known: Mapping[str, OtherOption], line: Translated
 ) -> list[str]:
-    """Leave out the program and the variables before it that the table lacks.
+    """Remove the program and the variables before it that the table lacks.
 
     Such a variable becomes a note without its value, which may be a secret.
     """
@@ -157,7 +157,7 @@ def _without_program(
 
 
 def _without_container(words: list[str], line: Translated) -> list[str]:
-    """Leave out what is for docker or podman, up to the image."""
+    """Remove the words for docker or podman, up to the image."""
     place = next((n for n, word in enumerate(words) if IMAGE.fullmatch(word)), None)
     if place is None:
         raise OptionError(
@@ -171,7 +171,7 @@ def _without_container(words: list[str], line: Translated) -> list[str]:
 def _options(
     rest: Iterator[str], known: Mapping[str, OtherOption], line: Translated
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield each option as the table spells it, with its values; take the model on the way."""
+    """Yield each option in the table's spelling, with its values; pick up the model on the way."""
     ahead: list[str] = []
     for given in rest:
         ahead.append(given)
@@ -198,7 +198,7 @@ def _options(
 
 
 def _taken(rest: Iterator[str], ahead: list[str], kind: str) -> list[str]:
-    """Take an option's values; a word that is none stays `ahead`."""
+    """Take an option's values; a word that is not one stays in `ahead`."""
     values: list[str] = []
     while kind != "flag" and (word := next(rest, None)) is not None:
         if (kind == "many" and values and word.startswith("-")) or (
@@ -213,7 +213,7 @@ def _taken(rest: Iterator[str], ahead: list[str], kind: str) -> list[str]:
 
 
 def _spelling(name: str, known: Mapping[str, OtherOption]) -> tuple[str, bool]:
-    """Return an option as the table spells it, and whether it is its `--no-` form."""
+    """Return an option in the table's spelling, and whether it is the `--no-` form."""
     if name in known:
         return name, False
     dashed = "--" + name.lstrip("-").replace("_", "-")
@@ -234,7 +234,7 @@ def _model(line: Translated, name: str) -> None:
 
 
 def _finish(line: Translated) -> None:
-    """Settle what depends on several options."""
+    """Settle values that depend on several options."""
     if "EP" in line.ranks:
         line.ranks["EP"] = max(line.ranks["EP"], line.ranks.get("TP", 1))
     sizes = [f"{kind}{size}" for kind, size in line.ranks.items() if size > 1]
@@ -277,7 +277,7 @@ def _same(line: Translated, word: OtherOption, values: list[str]) -> None:
 
 
 def _tokens(line: Translated, word: OtherOption, values: list[str]) -> None:
-    """Take a number, also with vLLM's k (1,000) and K (1,024); none and negative: our default."""
+    """Parse a number, also with vLLM's k (1,000) and K (1,024); none and negative: our default."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([kKmM]?)", values[0])
     if values[0] == "auto" or values[0].startswith("-"):
         return
@@ -345,7 +345,7 @@ def _method(line: Translated, word: OtherOption, values: list[str]) -> None:
 
 
 def _drafts(line: Translated, word: OtherOption, values: list[str]) -> None:
-    """Take vLLM's JSON object of speculation."""
+    """Parse vLLM's JSON object of speculation."""
     try:
         given = any_json(values[0])
         method, model = given.get("method"), given.get("model")
@@ -420,7 +420,7 @@ def _parts(line: Translated, word: OtherOption, values: list[str]) -> None:
 
 
 def _address(line: Translated, word: OtherOption, values: list[str]) -> None:
-    """Take a host, a port, both, or a URL; an address of IPv6 alone needs no brackets."""
+    """Parse a host, a port, both, or a URL; a lone IPv6 address needs no brackets."""
     given = values[0].strip()
     try:
         ipaddress.IPv6Address(given)

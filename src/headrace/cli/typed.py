@@ -56,7 +56,7 @@ def _keys() -> KeyBindings:
 
 
 def _history(path: Path) -> History:
-    """Return the file, readable by its owner alone; memory if it cannot be written."""
+    """Return the file, readable by its owner only; memory if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)

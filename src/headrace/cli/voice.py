@@ -31,7 +31,7 @@ _WHOLE = ("max_tokens", "top_k", "seed", "thinking_token_budget")
 
 @dataclass(slots=True)
 class SamplingOptions:
-    """The sampling flags of the terminal; None leaves it to the model's authors."""
+    """The terminal's sampling flags; None leaves it to the model's authors."""
 
     max_tokens: int | None = option(None, "Longest answer, in tokens; none: to the context's end.")
     temperature: float | None = option(None, "0 takes the most likely token each time.")
@@ -68,11 +68,11 @@ class SamplingOptions:
 
 @dataclass(slots=True)
 class Piece:
-    """A part of an answer; the last one with text has the reason for the end."""
+    """A part of an answer; the last one with text has the finish reason."""
 
     text: str
     tokens: int = 0
-    """Tokens of this part; 0 if a server does not say: its `usage` has the sum at the end."""
+    """Tokens of this part; 0 if a server reports only the sum at the end, in `usage`."""
     finish: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -81,8 +81,8 @@ class Piece:
 class Voice(Protocol):
     name: str
 
-    async def sees(self) -> bool:
-        """Return whether the model may take pictures."""
+    async def sees(self, kind: str = "image") -> bool:
+        """Return whether the model may take pictures, or videos ("video")."""
         ...
 
     def chat(self, messages: list[Message], options: SamplingOptions) -> AsyncGenerator[Piece]: ...
@@ -96,12 +96,12 @@ class LocalVoice:
         self._engine = engine
         self.name = engine.model_name
         self._pictures: LocalPictures | None = None
-        """Opened by the first question for them."""
+        """Opened when first needed."""
 
-    async def sees(self) -> bool:
+    async def sees(self, kind: str = "image") -> bool:
         if self._pictures is None:
             self._pictures = LocalPictures(self._engine)
-        return bool(self._pictures)
+        return bool(self._pictures) if kind == "image" else self._pictures.films
 
     def _sampling(self, options: SamplingOptions) -> SamplingParams:
         params = default_sampling(self._engine.files)
@@ -130,7 +130,7 @@ class LocalVoice:
         async with aclosing(self._pieces(ids, options, inputs)) as pieces:
             async for piece in pieces:
                 yield piece
-        del held  # Until now, for the engine reads them.
+        del held  # Held until now, since the engine reads them.
 
     def complete(self, prompt: str, options: SamplingOptions) -> AsyncGenerator[Piece]:
         return self._pieces(prompt, options)
@@ -176,7 +176,7 @@ class RemoteVoice:
         self.name = model or ""
 
     async def open(self) -> None:
-        """Learn the served model's name. Raises `RemoteError`."""
+        """Query the served model's name. Raises `RemoteError`."""
         if self.name:
             return
         try:
@@ -190,14 +190,14 @@ class RemoteVoice:
         except (ValueError, LookupError, TypeError):
             raise RemoteError(f"{self._base}/models has no list of models") from None
 
-    async def sees(self) -> bool:
-        """Return False if the server says what its model takes, and pictures are not among it."""
+    async def sees(self, kind: str = "image") -> bool:
+        """Return False if the server says what its model takes, and `kind` is not among it."""
         try:
             listed = (await self._client.get(f"{self._base}/models")).json()["data"]
             takes = next(one["input_modalities"] for one in listed if one["id"] == self.name)
         except (httpx.HTTPError, ValueError, LookupError, TypeError, StopIteration):
             return True  # The server itself will refuse them.
-        return "image" in takes
+        return kind in takes
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -236,14 +236,14 @@ class RemoteVoice:
 
 
 def _spoken(choice: dict[str, Any]) -> Piece:
-    """Return the text of a choice of chat or of completions."""
+    """Return the text of a choice, of chat or completions."""
     delta = choice.get("delta") or {}
     text = choice.get("text") or delta.get("content") or ""
     return Piece((delta.get("reasoning_content") or "") + text, finish=choice.get("finish_reason"))
 
 
 def _counted(usage: dict[str, Any]) -> Piece:
-    """Return a server's counts, without text."""
+    """Return a server's counts without text."""
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     return Piece(
         "",

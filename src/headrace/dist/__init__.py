@@ -2,5 +2,5 @@
 Takes → gives: messages and tensors of one process → those of another.
 Does not know: their content.
 Invariant: a lost peer is an error with a name, never a hang.
-Where does my change go: how processes talk.
+Where does my change go: communication between processes.
 """

@@ -2,11 +2,11 @@
 
 A channel is a Unix socket in a private folder, or a connection made by `dist.hosts`. Messages are
 msgpack by msgspec. One message is one frame: its length in four bytes, then its bytes. The parent
-binds; the child connects and speaks first: before that the parent has no peer to send to. A channel
-is strictly one to one; each end belongs to one thread.
+binds; the child connects and sends first: before that the parent has no peer. A channel is strictly
+one to one; each end belongs to one thread.
 
-Plain sockets and no messaging library: a library with threads of its own wakes two of them for each
-message. If all cores decode, each wake-up is taken from the next step (docs/adr/0073).
+Plain sockets, no messaging library: a library with its own threads wakes two of them for each
+message. If all cores decode, each wake-up delays the next step (docs/adr/0073).
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ from ..base.errors import OptionError
 from ..base.foreign import msgpack_reader
 
 _BURST = 64
-"""Messages taken in one callback of the event loop before others get their turn."""
+"""Messages taken in one callback of the event loop before other callbacks run."""
 _READ_BYTES = 256 << 10
 _SOCKET_BYTES = 1 << 20
-"""Socket buffer asked of the system, for data sent and not yet read; the rest waits in the
-sender."""
+"""Socket buffer requested for data sent and not yet read; the rest waits in the sender."""
 _LINGER_SECONDS = 0.2
 """Seconds for which a closing end waits for its sent data to leave."""
 _LENGTH = struct.Struct(">I")
@@ -48,18 +47,18 @@ _MOST_PATH = 103
 _PREFIX = "headrace-"
 _LOCK = "owner"
 _ABANDONED_SECONDS = 60.0
-"""Age in seconds up to which a folder may not have its lock yet."""
+"""Age in seconds up to which a folder may lack its lock."""
 
 
 class PeerGone(ConnectionError):
-    """Error: the other end of a channel is not there (any more)."""
+    """Error: the other end of a channel is not there, or no longer."""
 
 
 class PrivateFolder:
     """A new folder that only this user can enter.
 
-    A lock in it says that its owner lives. Making a new folder removes those whose owners were
-    killed; the lock, unlike a process id, means the same in every container.
+    A lock in it shows that its owner lives. Making a new folder removes those of killed owners.
+    Unlike a process id, the lock means the same in every container.
     """
 
     def __init__(self) -> None:
@@ -110,7 +109,7 @@ def address(folder: Path, name: str) -> str:
 
 @contextlib.contextmanager
 def _fitting(where: str) -> Iterator[str]:
-    """Yield `where`, or a shorter path to the same socket that holds as long as the block.
+    """Yield `where`, or a shorter path to the same socket that is valid inside the block.
 
     Raises `OptionError` if the path is too long and the system has no shorter one.
     """
@@ -132,7 +131,7 @@ def _fitting(where: str) -> Iterator[str]:
 
 
 class _End:
-    """One end of a channel: whole frames out, whole frames in, and never a wait in either."""
+    """One end of a channel: sends and receives whole frames, and never waits."""
 
     def __init__(self, where: str | socket.socket, receives: Any, *, bind: bool) -> None:
         self._encoder = msgspec.msgpack.Encoder()
@@ -140,7 +139,7 @@ class _End:
         self._socket: socket.socket | None = None
         self._listener: socket.socket | None = None
         self._frames: deque[bytes] = deque()
-        """Whole messages that were read and not yet taken."""
+        """Whole messages read but not taken yet."""
         self._part = bytearray()
         """Beginning of the next message."""
         self._unsent = bytearray()
@@ -187,7 +186,7 @@ class _End:
             self._wants_room(True)
 
     def _send_rest(self) -> None:
-        """Send the queued rest, as far as it fits now."""
+        """Send as much of the queued rest as fits now."""
         while self._unsent and self._socket is not None:
             try:
                 del self._unsent[: self._socket.send(self._unsent)]
@@ -202,7 +201,7 @@ class _End:
         return self._decode(self._frames.popleft()) if self._frames else None
 
     def _read(self) -> bool:
-        """Read the socket's data, up to a limit. Return False if it has none or no peer is
+        """Read the socket's data, up to a limit. Return False if there is none, or no peer is
         connected."""
         if self._socket is None:
             return False
@@ -234,8 +233,8 @@ class _End:
 
     @staticmethod
     def _complete(part: bytearray) -> bool:
-        """Return whether this begins with a whole frame. A long one is not copied before its end is
-        there."""
+        """Return whether this begins with a whole frame. A long frame is not copied before its end
+        has come."""
         return len(part) >= _LENGTH.size and (
             len(part) >= _LENGTH.size + _LENGTH.unpack_from(part)[0]
         )
@@ -277,7 +276,7 @@ class _End:
         """Stop watching a socket that is about to be closed."""
 
     def close(self) -> None:
-        """Let go of the socket; queued data is still delivered for a moment."""
+        """Release the socket; queued data is still delivered for a moment."""
         if self.closed:
             return
         self.closed = True
@@ -316,11 +315,11 @@ class Channel(_End):
         self._poll.register(descriptor, select.POLLIN)
 
     def receive(self, timeout: float | None = 0.0) -> list[Any]:
-        """Return all messages that are there; with none, wait up to `timeout` seconds (None: for
-        ever).
+        """Return all messages that have arrived; if there are none, wait up to `timeout` seconds
+        (None: forever).
 
-        The list is empty if none came, or if a watched descriptor woke it. Raises `Undecodable` for
-        data that is not a message.
+        The list is empty if no message came, or if a watched descriptor woke it. Raises
+        `Undecodable` for data that is not a message.
         """
         if not self._frames:
             self._wait(timeout)
@@ -354,12 +353,12 @@ class Channel(_End):
                         self._read()
                     own = True
             if self._frames or not own:
-                return  # Also if a watched descriptor woke us, or nothing did.
+                return  # Also if a watched descriptor woke us, or on a spurious wake-up.
             if end is not None:
                 left = max(0.0, end - time.monotonic())
 
     def _arrived(self) -> bool:
-        """Read on after a burst; return True if another whole message came."""
+        """Continue reading after a burst; return True if another whole message came."""
         while self._read():
             if self._frames:
                 return True
@@ -399,7 +398,7 @@ class AsyncChannel(_End):
         loop.add_reader(self._listener.fileno(), self._accept)
 
     def flush(self) -> None:
-        """Take everything that has arrived, now: before the end of a dead peer is reported."""
+        """Take everything that has arrived, before the end of a dead peer is reported."""
         if self._socket is None:
             self._accept()
         while not self.closed and (self._frames or self._read()):

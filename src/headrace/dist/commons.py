@@ -1,8 +1,8 @@
 """Shared-memory arena of the processes of one host: a fence for each stage, and exchanged values.
 
-It is a file of the system's memory without a name (`memfd`), handed down by its descriptor:
-/dev/shm has 64 MB in most containers. Ranks take the same rooms in the same order, so that the n-th
-room of one is the n-th room of all. Pages have memory once they are written.
+It is an anonymous memory file (`memfd`), inherited by its descriptor: /dev/shm has 64 MB in most
+containers. Ranks take the same rooms in the same order, so the n-th room of one is the n-th room of
+all. Pages use memory once they are written.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ import numpy.typing as npt
 from ..base.errors import EngineFault
 
 SIZE = 1 << 38
-"""Size of the file, which uses no more memory than its rooms."""
+"""Size of the file, which uses no more memory than its written rooms."""
 _FENCE, _BROKEN = 256, 128
-"""Bytes of a fence, and offset of its mark that a rank is gone (kernels/cpu/csrc/ranks.h)."""
+"""Bytes of a fence, and the offset of its mark for a lost rank (kernels/cpu/csrc/ranks.h)."""
 _FENCES = 4 * mmap.PAGESIZE
 """Bytes of the fences of all possible stages."""
 _LINE, _WORDS = 64, 64 * 64
-"""Bytes of a process's words, and of all processes'."""
+"""Bytes of a process's words, and of all processes' words."""
 _MET, _SIGNS, _GIVEN, _TAKEN = 0, 1, 3, 4
-"""A process's words: its meetings, the signs of the last two, rows given and taken."""
+"""A process's words: its meetings, the signs of the last two, rows handed on and received."""
 _STRANGERS = 2
-"""Mark of a fence whose ranks came with different signs."""
+"""Mark of a fence whose ranks brought different signs."""
 _LONGEST = 1e-3
-"""Longest pause between two looks, in seconds."""
+"""Longest pause between two polls, in seconds."""
 
 
 def make_commons() -> int:
-    """Return the descriptor of a new commons; the caller closes it."""
+    """Return the descriptor of a new arena; the caller closes it."""
     descriptor = os.memfd_create("headrace ranks")
     os.ftruncate(descriptor, SIZE)
     return descriptor
 
 
 class Commons:
-    """A commons as one process sees it; the process is `rank` of `ranks` of a stage."""
+    """An arena as one process sees it; the process is `rank` of `ranks` of a stage."""
 
     def __init__(self, descriptor: int, processes: int, process: int, stages: int = 1) -> None:
         self.ranks, self.stages, self.process = processes // stages, stages, process
@@ -57,8 +57,7 @@ class Commons:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Start over: later calls of `take` give the rooms that were taken before, in the same
-        order."""
+        """Start over: later calls of `take` return the rooms taken before, in the same order."""
         each = SIZE // (self.stages + 1) // mmap.PAGESIZE * mmap.PAGESIZE
         self._next = [(self.stage + 1) * each, _FENCES + _WORDS]
         self._links: dict[int, npt.NDArray[Any]] = {}
@@ -70,13 +69,13 @@ class Commons:
         return at + self.stage * _FENCE
 
     def take(self, size: int) -> npt.NDArray[Any]:
-        """Take room for `size` bytes, uint8, for this stage's ranks. It holds zeros unless a
+        """Take a room of `size` bytes, uint8, for this stage's ranks. It holds zeros unless a
         process has written there."""
         return self._take(size, between=False)
 
     def link(self, giver: int, size: int) -> npt.NDArray[Any]:
         """Return the room of `size` bytes through which process `giver` hands rows to the next
-        stage. All processes take the rooms of all, in one order."""
+        stage. All processes take all of these rooms, in the same order."""
         for process in range(len(self._links), self.ranks * (self.stages - 1)):
             self._links[process] = self._take(size, between=True)
         return self._links[giver]
@@ -92,10 +91,10 @@ class Commons:
         self._fences.view(np.uint32)[_BROKEN // 4 :: _FENCE // 4] = 1
 
     # Meetings without the library of the CPU kernels (`kernels.ranks.Meeting`): ranks poll each
-    # other's words, of which each has one writer.
+    # other's words; each word has one writer.
 
     def meet(self, sign: int) -> None:
-        """Wait for the other ranks of this stage, which must come with the same sign. Raises
+        """Wait for the other ranks of this stage, which must bring the same sign. Raises
         `EngineFault`."""
         self._check()
         words = self._words[self.stage * self.ranks : (self.stage + 1) * self.ranks]

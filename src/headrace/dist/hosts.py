@@ -4,9 +4,9 @@
     dialler's proof      HMAC-SHA-256 over role, both nonces and the purpose of the connection
     listener's proof
 
-Neither end reads a byte further before that. Later traffic is neither encrypted nor signed, as with
-the collective libraries of GPUs: the network between ranks is trusted to carry it, and the key
-keeps others of that network out.
+Neither end reads further before that. Later traffic is neither encrypted nor signed, as with the
+collective libraries of GPUs: the network between ranks is trusted to carry it, and the key keeps
+others on that network out.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from ..base.errors import EngineDead
 from ..obs.threads import THREADS
 
 PROOF_SECONDS = 5.0
-"""Seconds that one end waits for the other's proof."""
+"""Seconds for which one end waits for the other's proof."""
 _MAGIC = b"HRRANK01"
 _NONCE = 24
 _FOR = struct.Struct(">HH")
 _REFUSAL = bytes(32)
-"""Sent instead of a proof, to distinguish another key from an end for want of room."""
+"""Sent instead of a proof, to distinguish a wrong key from a lack of room."""
 _UNPROVED = "it has no room or is ending, and closes the connection before it proves its key"
 _TRY_AGAIN = 0.1
 _AT_ONCE = 64
-"""Connections that may be proving themselves at a time."""
+"""Connections that may be in their proof at a time."""
 _SHARE = 32
 """Places that one address may take."""
 _CLOSING = 0.005
-"""Pause after one connection was closed for another. A stranger that comes again at once takes one
-place per pause. The others keep theirs `_SHARE` times as long, in which a rank proves itself."""
+"""Pause after a connection was closed to make room. A stranger that reconnects at once takes one
+place per pause. The others keep theirs `_SHARE` times as long, enough for a rank's proof."""
 _SOCKET_BYTES = 4 << 20
-"""Socket buffer asked of the system, for data on its way: an exchange of a long step fits."""
+"""Socket buffer requested for data on its way: it holds an exchange of a long step."""
 
 
 class Use(IntEnum):
@@ -63,7 +63,7 @@ class HostPort:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Process that dialled and has the key."""
+    """A process that connected and has the key."""
 
     use: Use
     rank: int
@@ -75,12 +75,12 @@ class Arrival:
 
 
 class NoRank(EngineDead):
-    """Error: the other end does not have our key, or is no rank at all."""
+    """Error: the other end does not have our key, or is not a rank."""
 
 
 def dial(address: HostPort, key: bytes, use: Use, rank: int, *, seconds: float) -> socket.socket:
-    """Connect for `use` of `rank`, again and again until the time is over: the other end may not be
-    there yet, or have no room. Raises `EngineDead` with the last cause, `NoRank` at once."""
+    """Connect for `use` of `rank`; retry until the time is over: the other end may not be there
+    yet, or have no room. Raises `EngineDead` with the last cause, `NoRank` at once."""
     end, why = time.monotonic() + seconds, "it does not answer"
     while (left := end - time.monotonic()) > 0:
         try:
@@ -122,7 +122,7 @@ def _prove(connection: socket.socket, key: bytes, purpose: bytes) -> None:
 
 
 def _verify(connection: socket.socket, key: bytes) -> tuple[Use, int]:
-    """Verify and prove the key as the end that listens; return (use, rank) of the other. Raises
+    """Verify and prove the key as the end that listens; return the other's (use, rank). Raises
     `NoRank`, `OSError`."""
     connection.settimeout(PROOF_SECONDS)
     mine = os.urandom(_NONCE)
@@ -163,14 +163,14 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 @dataclass(slots=True)
 class Door:
-    """Listening end for other ranks. Each connection proves itself in a thread of its own, and
-    makes room for a newer one when places are short: a silent one does not make others wait."""
+    """Listening end for other ranks. Each connection is verified in its own thread. When places are
+    short, an old connection is closed for a newer one, so silent ones do not make others wait."""
 
     listener: socket.socket
     key: bytes
     _arrived: queue.Queue[Arrival] = field(default_factory=queue.Queue)
     _proving: dict[socket.socket, str] = field(default_factory=dict)
-    """Connections that are proving themselves, oldest first, each with its address."""
+    """Connections in their proof, oldest first, each with its address."""
     _threads: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
@@ -200,7 +200,7 @@ class Door:
             try:
                 connection, (host, *_) = self.listener.accept()
             except OSError:
-                # It is closed, or the other end has left, or no descriptor is free.
+                # It is closed, the other end has left, or no descriptor is free.
                 time.sleep(0.0 if self._closed else _TRY_AGAIN)
                 continue
             if self._make_room(host):
@@ -213,8 +213,9 @@ class Door:
                 connection.close()
 
     def _make_room(self, host: str) -> bool:
-        """Close the oldest connection of this address if the address has its share. If all places
-        are taken, close the oldest of the address that has most. Return False if there is room."""
+        """Close the oldest connection of this address if the address has its full share. If all
+        places are taken, close the oldest of the address with the most. Return False if there is
+        room."""
         with self._lock:
             counts = Counter(self._proving.values())
             if counts[host] >= _SHARE:

@@ -1,9 +1,9 @@
 """Inputs in sealed shared memory, handed to other processes of this host by a handle.
 
-An input lies in a file of the system's memory without a name (`memfd`), which is sealed: nobody
-can change it. Its owner keeps it open; others open it through the owner's descriptors in /proc. It
-goes with its last user, so a process that dies leaves nothing behind. A descriptor that was closed
-may be used again for something else: the memory begins with a random token that the handle names.
+An input is in an anonymous memory file (`memfd`), sealed against changes. Its owner keeps it open;
+others open it through the owner's descriptors in /proc. It is freed with its last user, so a
+process that dies leaves nothing behind. A closed descriptor may be reused for something else, so
+the memory begins with a random token that the handle repeats.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..base.encodings import MOST_INPUTS, SealedHandle
 from ..base.errors import EngineFault, Overloaded, TooLarge, UnsupportedModel
 
 MOST_BYTES = 256 << 20
-"""Bytes of all inputs that are open."""
+"""Most bytes of all open inputs."""
 MOST_OF_ONE = 128 << 20
-"""Bytes of the inputs of one owner."""
+"""Most bytes of one owner's inputs."""
 _TOKEN = 16
 _CODES = 256
 Floats = npt.NDArray[np.float32]
@@ -60,8 +60,7 @@ class SealedInput:
 
 
 class SealedInputs:
-    """The inputs that one process has open, with bounds for all and for each owner. For one
-    thread."""
+    """The open inputs of one process, with limits for all and for each owner. For one thread."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class SealedInputs:
         most_of_one: int = MOST_OF_ONE,
         most_open: int = MOST_INPUTS,
     ) -> None:
-        """`most` and `most_of_one`: bytes; `most_open`: inputs, of which one owner has half."""
+        """`most` and `most_of_one`: bytes; `most_open`: inputs, half of them for one owner."""
         self._most, self._most_of_one, self._most_open = most, most_of_one, most_open
         self.bytes = 0
         self._of: Counter[str] = Counter()
@@ -78,7 +77,7 @@ class SealedInputs:
     def hold(self, owner: str, array: Floats | Codes, tables: Floats = _NO_TABLES) -> SealedInput:
         """Put an array [rows, width] into sealed memory, of fp32 numbers or of codes.
 
-        `tables` [n, 256]: numbers of the codes; each is for an n-th of the columns. Raises
+        `tables` [n, 256]: numbers of the codes, one table for each n-th of the columns. Raises
         `TooLarge` for more than one owner may have, `Overloaded` if there is no room now,
         `UnsupportedModel` without such memory.
         """
@@ -100,7 +99,7 @@ class SealedInputs:
         return made
 
     def left(self, owner: str, size: int, descriptor: int) -> None:
-        """Close an input that nobody has any more."""
+        """Close an input that has no user any more."""
         os.close(descriptor)
         self.bytes -= size
         self._of[owner] -= size
@@ -126,7 +125,7 @@ def read_payload(source: SealedHandle) -> Floats:
         there = 0 <= source.first <= total - source.rows
         try:
             sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-        except OSError:  # It is no such memory.
+        except OSError:  # It is other memory.
             raise gone from None
         size = os.fstat(descriptor).st_size
         token = os.pread(descriptor, _TOKEN, 0)

@@ -1,7 +1,7 @@
-"""Signs of life between processes: a process that is gone, stopped or cut off is noticed.
+"""Signs of life between processes, to notice a process that is gone, stopped or cut off.
 
-A closed connection is seen at once. A host without power, a stopped process and a network that
-swallows packets close nothing: they are known by their silence.
+A closed connection is noticed at once. A host without power, a stopped process and a network that
+drops packets close nothing: they are noticed by their silence.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ BEAT = 0.25
 SILENT = 3.0
 """Seconds of silence after which the other end counts as gone."""
 _MOST = 1 << 16
-"""Bytes that are read at once: a word and the beats around it."""
+"""Bytes read at once: a word and the beats around it."""
 
 
 class Pulse:
-    """Signs of life to other processes and from them, in a thread of its own."""
+    """Signs of life to and from other processes, in its own thread."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class Pulse:
         begins: float = 0.0,
         on_word: Callable[[str, str], None] = lambda name, word: None,
     ) -> None:
-        """`ends`: a connection to each other process, by its name; the pulse owns them from now on.
+        """`ends`: a connection to each other process, by name; the pulse owns them from now on.
         `on_lost` is called once for each lost one, in the pulse's thread, with its name and the
-        cause, as the end of a sentence. `begins`: seconds, in addition to `silent`, that may pass
-        before the first sign of life (the other end imports before it can speak). The first sign is
-        given at once: a process that is stopped right after it was ready has given one. `on_word`
-        is called like `on_lost` for each word that the other end sends by `say`."""
+        cause, as the end of a sentence. `begins`: seconds, in addition to `silent`, allowed before
+        the first sign of life (the other end imports first). The first sign is sent at once, so
+        that even a process stopped right after its start has sent one. `on_word` is called like
+        `on_lost` for each word that the other end sends by `say`."""
         self._ends, self._on_lost, self._silent = dict(ends), on_lost, silent
         self._begins, self._on_word = begins, on_word
         self._closed = threading.Event()
@@ -51,8 +51,8 @@ class Pulse:
         THREADS.keep("pulse", self._run)
 
     def say(self, word: str) -> None:
-        """Send the other ends a word, from any thread. It is short enough to come in one piece, and
-        neither begins nor ends with a dot."""
+        """Send a word to the other ends, from any thread. It must fit into one packet, and neither
+        begin nor end with a dot."""
         for end in list(self._ends.values()):
             with suppress(OSError):
                 end.send(word.encode())
@@ -64,7 +64,7 @@ class Pulse:
             ready = _ready(self._ends.values(), BEAT / 2)
             now = time.monotonic()
             if now - looked > self._silent / 2:
-                # This process itself slept: the others' signs of that time are still to be read.
+                # This process itself slept: signs of that time are still unread.
                 heard = {name: max(at, now) for name, at in heard.items()}
             looked = now
             beats, beaten = now - beaten >= BEAT, now if now - beaten >= BEAT else beaten
@@ -99,8 +99,8 @@ class Pulse:
             end.close()
 
     def close(self) -> None:
-        """Give no more signs of life; the other ends see it at once. Never waits: the thread, which
-        this wakes, may be in `on_lost`, and closes its connections itself."""
+        """Send no more signs of life; the other ends notice at once. Never waits: the woken thread
+        may be in `on_lost`, and closes its connections itself."""
         self._closed.set()
         for end in list(self._ends.values()):
             with suppress(OSError):
@@ -108,8 +108,8 @@ class Pulse:
 
 
 def _ready(ends: Iterable[socket.socket], seconds: float) -> set[int]:
-    """Return the descriptors that can be read. `select` takes none above 1,023, and a server has
-    many."""
+    """Return the descriptors that can be read. `select` takes none above 1,023, which a server
+    exceeds."""
     poll = select.poll()
     for end in ends:
         poll.register(end, select.POLLIN)

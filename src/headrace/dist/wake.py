@@ -1,4 +1,4 @@
-"""Bells: they wake a thread that waits on a channel without a message of that channel."""
+"""Bells: they wake a thread that waits on a channel, without a message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Wake:
     """Bell that any thread rings. Two rings before a clear are one."""
 
     def __init__(self) -> None:
-        # A pipe: importing the module of sockets for these two alone takes 2 ms of a start.
+        # A pipe: importing the module of sockets just for these two takes 2 ms of a start.
         heard, rung = os.pipe()
         os.set_blocking(heard, False)
         os.set_blocking(rung, False)
@@ -41,7 +41,7 @@ class Wake:
 
     def ring(self) -> None:
         """Ring from any thread; never waits. After `close` it has no effect."""
-        with contextlib.suppress(OSError, ValueError):  # Full: it has been rung enough. Closed.
+        with contextlib.suppress(OSError, ValueError):  # Full: already rung. Or closed.
             self._rung.write(b"\0")
 
     def clear(self) -> bool:

@@ -1,4 +1,4 @@
-"""Owns: the loop, the executors, input and output processing, blocking and asyncio faces.
+"""Owns: the loop, the executors, input and output processing, blocking and asyncio clients.
 Takes → gives: prompts → text.
 Does not know: HTTP.
 Invariant: accept → schedule → submit → update → emit, in one loop.

@@ -1,8 +1,8 @@
 """A lower priority for a process that replaces a dead one, until it is ready. So the processes that
 serve on the same cores keep them.
 
-If cores are free it starts as fast as ever. It only makes changes that it can undo. A process may
-not lower its nice value again without the right to. But it may lower that of its session's group,
+If cores are free it starts as fast as ever. It only makes changes that it can undo. An unprivileged
+process may not lower its own nice value again. But it may lower that of its session's autogroup,
 which Linux has if no cgroup divides the cores.
 """
 
@@ -19,29 +19,29 @@ from pathlib import Path
 NICE = 10
 """Nice value of a start; next to a serving thread it gets a tenth of a core."""
 MOST = 15.0
-"""Seconds after which a start that is not done takes its share."""
+"""Seconds after which a slow start takes its full share anyway."""
 _AGAIN = 0.1
-"""Interval within which the system takes one such change from an unprivileged process."""
+"""Interval at which the system accepts such a change from an unprivileged process."""
 _CAP_SYS_NICE = 1 << 23
 
 
 _standing: list[int] = []
-"""The nice value of this process once it is ready, if it started aside."""
+"""The nice value to restore once this process is ready, if it started aside."""
 _back = threading.Event()
 
 
 def nice_of_children(aside: bool) -> int | None:
-    """Return the nice value that a child is to come back to if it starts `aside`, or if this
-    process did. None: it starts like any other."""
+    """Return the nice value to which a child returns if it starts `aside`, or if this process did.
+    None: it starts with normal priority."""
     if sys.platform != "linux" or not (aside or _standing):
         return None
     return _standing[0] if _standing else os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def step_aside(pid: int, nice: int) -> None:
-    """Give a child, which has a session of its own, less of the cores until it comes back to this
-    nice value."""
-    with suppress(OSError):  # It has ended; or here are no such groups.
+    """Lower the CPU share of a child, which has its own session, until it returns to this nice
+    value."""
+    with suppress(OSError):  # It has ended, or there are no autogroups.
         _group(pid, NICE)
     if nice < NICE and _may_return_to(nice):
         with suppress(OSError):
@@ -69,7 +69,7 @@ def come_back() -> None:
         with suppress(OSError):  # It has ended.
             if os.getpriority(os.PRIO_PROCESS, thread) == NICE:
                 os.setpriority(os.PRIO_PROCESS, thread, nice)
-    _back.set()  # Threads that have this nice value later have it for their own reasons.
+    _back.set()  # Threads that have this nice value later have it for another reason.
 
 
 def _later(seconds: float) -> None:
@@ -84,6 +84,7 @@ def _group(pid: int, nice: int) -> None:
 
 
 def _may_return_to(nice: int) -> bool:
+    """Tell whether this process may have this nice value after a higher one."""
     if resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20 - nice:
         return True
     lines = Path("/proc/self/status").read_text().splitlines()

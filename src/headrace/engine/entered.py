@@ -1,4 +1,4 @@
-"""The begin and end of an engine's process: its arguments, its channel, its last words."""
+"""Start and end of an engine's process: its arguments, its channel, its last message."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def enter(hears: Any, run: Callable[[Channel, argparse.Namespace, ExitStack], No
         sys.exit(ORPHANED)  # The parent, which owned the folder and the socket, is gone.
     leave = ExitStack()
     try:
-        # Ctrl-C is ignored here (`become_child`), so its exception is SIGTERM's alone.
+        # Ctrl-C is ignored here (`become_child`), so only SIGTERM raises this.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         channel.send(messages.Hello(0))
         channel.send(messages.Phase("engine_process", started - arguments.spawned))
@@ -62,8 +62,8 @@ def enter(hears: Any, run: Callable[[Channel, argparse.Namespace, ExitStack], No
         sys.exit(error.exit_code)
     except Exception as fault:
         log.exception("the engine process ends")
-        told = EngineFault(f"{type(fault).__name__}: {fault}")
-        channel.send(messages.Failed(WireError.of(told)))
+        wrapped = EngineFault(f"{type(fault).__name__}: {fault}")
+        channel.send(messages.Failed(WireError.of(wrapped)))
         sys.exit(1)
     finally:
         leave.close()

@@ -1,7 +1,7 @@
 """Messages between the API process, the engine process and the worker process.
 
-One message carries everything that one step has to report. Tagged arrays in msgpack: compact, and
-the decoder refuses a message of the wrong shape.
+One message carries all results of a step. The format is tagged arrays in msgpack: compact, and the
+decoder refuses a message of the wrong shape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..kv.holdings import BlockEvent
 from .hearing.records import HeardSegment, HearOptions, SoundEnd
 
 ASLEEP_RETRY = 5.0
-"""Seconds after which a client that met a sleeping engine should ask again."""
+"""Seconds after which a client refused by a sleeping engine should retry."""
 
 
 class WireFiles(msgspec.Struct, array_like=True):
@@ -108,7 +108,7 @@ class Phase(_Message):
 
 
 class Failed(_Message):
-    """The error of a process that cannot go on and ends."""
+    """The error that ends a process."""
 
     error: WireError
 
@@ -120,7 +120,7 @@ class WireModel(msgspec.Struct, array_like=True):
     """One of several models of a server."""
 
     number: int
-    """Its name in these messages; 0: the first, whose messages come bare."""
+    """Its number in these messages; 0: the first, whose messages are sent bare."""
     options: EngineOptions
     files: WireFiles
     weight: float = 1.0
@@ -185,11 +185,11 @@ class Operate(_Message):
 
 
 class Inspect(_Message):
-    """A question for a `Report`: whether everything is given back when nothing is served."""
+    """A question for a `Report`: whether everything is released while nothing is served."""
 
 
 class LoadModel(_Message):
-    """A model to load beside those that are served; answered by `ModelDone`."""
+    """A further model to load; answered by `ModelDone`."""
 
     model: WireModel
 
@@ -201,7 +201,7 @@ class UnloadModel(_Message):
 
 
 class ToModel(_Message):
-    """A message about another model than the first."""
+    """A message about a model other than the first."""
 
     number: int
     message: Submit | Hear | Abort | AbortChoice | LoadAdapter | UnloadAdapter | Inspect
@@ -239,7 +239,7 @@ class News(_Message):
 
 
 class PrefixNews(_Message):
-    """The changes of the prefix cache in a turn (`kv.holdings.Gains`)."""
+    """Changes of the prefix cache in a turn (`kv.holdings.Gains`)."""
 
     held: list[int]
     gone: list[int]
@@ -261,13 +261,13 @@ class ThreadNews(_Message):
     """A change in the threads of the engine process (`obs.threads`)."""
 
     failed: list[str]
-    """Names of those that met an error, once for each."""
+    """Names of the threads that met an error, one entry for each."""
     down: dict[str, str]
-    """Threads that should run and do not: name → the reason."""
+    """Threads that should run but do not: name → reason."""
 
 
 class Busy(_Message):
-    """A warning that the step that begins now may be silent for this time."""
+    """A warning that the step now starting may be silent for this time."""
 
     seconds: float
 
@@ -287,7 +287,7 @@ class Report(_Message):
 
 
 class ModelDone(_Message):
-    """A model is loaded, and `ready`, or unloaded; or it is not, for the `error`."""
+    """The outcome of loading (`ready`) or unloading a model, or the `error`."""
 
     number: int
     ready: Ready | None = None
@@ -295,7 +295,7 @@ class ModelDone(_Message):
 
 
 class HeardSoFar(_Message):
-    """New segments of a sound, and the second up to which it is done."""
+    """New segments of a sound, and the seconds of it transcribed so far."""
 
     request_id: str
     pieces: list[HeardSegment]
@@ -316,7 +316,7 @@ ModelNews = News | PrefixNews | Refused | AdapterDone | Report | HeardSoFar | He
 
 
 class OfModel(_Message):
-    """A message of another model than the first."""
+    """A message of a model other than the first."""
 
     number: int
     message: ModelNews
@@ -379,7 +379,7 @@ class Execute(_Message):
 
 
 class Learn(_Message):
-    """Tokens sampled after positions of rows, for a stage without the head."""
+    """Tokens sampled after positions of rows, for a pipeline stage without the head."""
 
     rows: list[int]
     places: list[int]
@@ -387,7 +387,7 @@ class Learn(_Message):
 
 
 class Prepare(_Message):
-    """A grammar to compile; the answer says whether that is done."""
+    """A grammar to compile; the answer says whether it is ready."""
 
     grammar: str
     owner: str = ""
@@ -415,7 +415,7 @@ class Prepared(_Message):
 
 
 class Compiled(_Message):
-    """A sign that a grammar has become ready: ask again."""
+    """A notice that a grammar is ready: ask again."""
 
 
 ToWorker = (

@@ -1,8 +1,8 @@
-"""A shorter start: work that runs parallel to the imports, and imports that can be left out.
+"""A faster start: work in parallel to the imports, and imports that can be skipped.
 
 A dense model on the CPU is served without torch. If torch is needed, its import holds the
-interpreter's lock for a second. A quarter of that is the system's loader, which relocates the
-largest library. That needs no interpreter, so another core does it meanwhile.
+interpreter's lock for a second. A quarter of that is the dynamic loader relocating the largest
+library. It needs no interpreter, so another core does it meanwhile.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ LIBRARY = Path("lib", "libtorch_cpu.so")
 
 
 def wants_torch(options: EngineOptions) -> bool:
-    """Guess from the options, before the model is opened, whether the worker computes on tensors.
-    After a wrong guess the worker imports torch later, or it was loaded in vain."""
+    """Guess from the options, before the model is opened, whether the worker computes on tensors. A
+    wrong guess costs a later import, or one for nothing."""
     if options.device == "cuda":
         return True
     if options.device == "auto" and torch_build()[1] is not None and gpus():
@@ -35,10 +35,10 @@ def wants_torch(options: EngineOptions) -> bool:
 
 
 def preload_torch() -> threading.Thread | None:
-    """Begin to load torch's library in a thread; return None if that has no use.
+    """Start to load torch's library in a thread; return None if that is useless.
 
-    Only for builds for CPUs: the others must find CUDA's libraries themselves first. Any error is
-    left to the import that follows, which does the same and can say why.
+    Only for CPU builds: others must first find CUDA's libraries themselves. Errors are ignored: the
+    import that follows meets and explains them.
     """
     if "torch" in sys.modules or sys.platform != "linux" or torch_build()[1] is not None:
         return None
@@ -52,23 +52,23 @@ def preload_torch() -> threading.Thread | None:
 
 
 def _load(library: Path) -> None:
-    # Not ctypes.CDLL(library): that keeps the interpreter's lock while the system loads.
+    # Not ctypes.CDLL(library): it holds the interpreter's lock while the system loads.
     dlopen = ctypes.CDLL(None).dlopen
     dlopen.restype = ctypes.c_void_p
     dlopen(ctypes.c_char_p(os.fsencode(library)), ctypes.c_int(os.RTLD_NOW | os.RTLD_LOCAL))
 
 
 def give_back() -> None:
-    """Return free memory of the C library's heaps to the system: parsing the vocabulary at a start
-    leaves some tens of megabytes."""
+    """Return free heap memory to the system: parsing the vocabulary leaves some tens of
+    megabytes."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Collect no garbage inside: a start makes a million objects that stay, and walking over them
-    again and again costs a tenth of it."""
+    """Pause garbage collection: a start makes a million lasting objects, and traversing them again
+    and again costs a tenth of its time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -76,7 +76,7 @@ def collector_paused() -> Iterator[None]:
     finally:
         if was:
             if gc.get_freeze_count() == 0:
-                # All of them count as old at once, without the walk that would follow now.
+                # They all count as old at once, without a collection now.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

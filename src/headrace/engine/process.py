@@ -1,7 +1,7 @@
 """The engine process: `python -m headrace.engine.process ADDRESS FOLDER`.
 
 Its one thread runs the loop. Messages from the channel are accepted between two turns, and the
-results of a turn leave in one message. While idle, it waits for a message and now and then sends a
+results of a turn leave in one message. While idle, it waits for a message and regularly sends a
 sign of life.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .loop.several import Models, OpenFiles
 
 BEAT_SECONDS = 0.5
-"""Time between two signs of life when there is nothing to do, or nothing that can run now."""
+"""Seconds between two signs of life when there is nothing to do, or nothing can run now."""
 
 
 def main() -> None:
@@ -43,14 +43,13 @@ def main() -> None:
 
 
 def run(channel: Channel, arguments: Namespace, leave: ExitStack) -> None:
-    """Be configured, start, serve until `Stop` comes; `leave` closes the opened resources."""
+    """Receive the configuration, start, serve until `Stop`; `leave` closes the opened resources."""
     begin = time.monotonic()
-    gc.disable()  # A start makes a million objects that stay: nothing to collect, much to walk.
+    gc.disable()  # A start makes a million lasting objects: little to collect, much to traverse.
     import_torch = arguments.torch and torch_build()[0] != ""  # Else the loader says what needs it.
     if import_torch:
         preload_torch()
-    # Local: the imports below take longer than saying hello, and the parent opens the files of the
-    # model meanwhile.
+    # Local: these imports are slow, and the parent opens the model's files meanwhile.
     from ..loader.gguf_model import gguf_of
     from .loop.several import Models
 
@@ -79,7 +78,7 @@ def run(channel: Channel, arguments: Namespace, leave: ExitStack) -> None:
             return heard
         files = wire.open()
         if files.format == "gguf":
-            files = replace(files, opened=gguf_of(files))  # Its header is wanted more than once.
+            files = replace(files, opened=gguf_of(files))  # Its header is needed more than once.
         return files
 
     def opened(wire: WireFiles, options: EngineOptions) -> ModelFiles:
@@ -128,30 +127,30 @@ def serve(channel: Channel, models: Models, opened: OpenFiles) -> None:
             models.tidy()
             channel.send(messages.Beat(core.stats.step))
             continue
-        told = models.step()
+        reports = models.step()
         if core.stalled:
             if not arrived:
                 channel.send(messages.Beat(core.stats.step))
             continue
-        for model, lane, deltas in told:
+        for model, lane, deltas in reports:
             if lender is not None:
                 deltas = lender.take(deltas)
             _say(channel, model, messages.News(deltas, lane.stats))
-        if not told:
+        if not reports:
             channel.send(messages.Beat(core.stats.step))
         _hear(channel, models)
         _tell(channel, models)
 
 
 def _hear(channel: Channel, models: Models) -> None:
-    """Let sounds ask for their next computation, and report what was heard."""
+    """Let sounds submit their next requests, and report their new text."""
     for model, desk in models.desks.items():
         for news in desk.turn():
             _say(channel, model, news)
 
 
 def _say(channel: Channel, model: int, message: messages.ModelNews) -> None:
-    """Send a message of a model: those of the first come bare."""
+    """Send a message of a model; those of the first are sent bare."""
     channel.send(messages.OfModel(model, message) if model else message)
 
 
@@ -223,7 +222,7 @@ def _about_adapter(name: str, work: Callable[[], None]) -> messages.AdapterDone:
 
 
 def inspect(scheduler: Planner) -> messages.Report:
-    """Report the state of a model's control plane after a close check."""
+    """Check a model's control plane closely and report its state."""
     stats, wrong = scheduler.stats(), ""
     try:
         scheduler.check_integrity()

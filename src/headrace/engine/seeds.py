@@ -1,8 +1,8 @@
-"""Ranks of this host as forks of the engine's process, made when it had only imported. They share
-the imports with it, and start without an interpreter of their own.
+"""Ranks of this host as forks of the engine's process, made right after its imports. They share the
+imports and need no interpreter start.
 
-At that moment there is one thread, and nothing is open except what the system gave. A fork waits
-until the engine says which process it becomes.
+At that moment there is one thread, and only inherited descriptors are open. A fork waits until the
+engine names the process it becomes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST = 1 << 16
 _LOOK = 2e-3
 """Seconds between looks at a process whose end is awaited for a while."""
 _ABOVE = 512
-"""Received descriptors are kept from here on until each has its number."""
+"""Received descriptors are kept from this number on until each has its own."""
 _SHARED = (
     "engine.loop.controls",
     "engine.ranks.layouts",
@@ -34,7 +34,7 @@ _SHARED = (
     "worker",
     "engine.ranks.worker_process",
 )
-"""Modules that ranks share by being forked; they become the last one."""
+"""Modules that ranks share by forking; a fork runs the last one."""
 _waiting: list[Seed] = []
 
 
@@ -77,17 +77,17 @@ class Seed:
 
 
 def sow(count: int) -> None:
-    """Fork `count` processes; each becomes a worker's process once `grown` says so.
+    """Fork `count` processes; `grown` turns them into workers' processes.
 
-    Call it in the main thread of an engine's future process that has made no other and opened
-    nothing. Outside Linux nothing is forked, and ranks are started as programs.
+    Call it in the main thread of a future engine process, before it starts threads or opens
+    anything. Outside Linux nothing is forked, and ranks are started as programs.
     """
     if sys.platform != "linux" or count < 1:
         return
-    # By name: an engine with one process imports these after it has said hello.
+    # By name: an engine with one process imports these after its hello.
     *_, process = [import_module(f"headrace.{name}") for name in _SHARED]
     gc.collect()
-    gc.freeze()  # Pages that a collection does not examine stay shared.
+    gc.freeze()  # Pages that no collection touches stay shared.
     for _ in range(count):
         line, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
@@ -96,21 +96,21 @@ def sow(count: int) -> None:
                 other.stdin.close()
             _waiting.clear()
             line.close()
-            process.main(_told(its))
+            process.main(_received(its))
             sys.exit()
         its.close()
         _waiting.append(Seed(pid, line))
 
 
-def _told(line: socket.socket) -> list[str]:
-    """Return the arguments that make this process a worker; its standard input is the engine's life
-    line from now on."""
+def _received(line: socket.socket) -> list[str]:
+    """Receive the arguments that make this process a worker; its standard input becomes the life
+    line from the engine."""
     os.setsid()
     os.dup2(line.fileno(), 0)
     data, came, _, _ = socket.recv_fds(line, _MOST, 16)
     line.close()
     if not data:
-        sys.exit()  # The parent is gone, or does not want it.
+        sys.exit()  # The parent is gone, or does not need it.
     arguments, numbers = json.loads(data)
     high = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for one in came]
     for one in came:
@@ -122,8 +122,8 @@ def _told(line: socket.socket) -> list[str]:
 
 
 def grown(module: str, arguments: Sequence[str], keep: Sequence[int]) -> Seed | None:
-    """Return a fork that runs this module with these arguments and has the descriptors `keep` by
-    their numbers, or None if none is left."""
+    """Make a waiting fork run this module with these arguments and the descriptors `keep`, under
+    their numbers. Return None if no fork is left."""
     while _waiting and module == f"headrace.{_SHARED[-1]}":
         seed = _waiting.pop(0)
         with suppress(OSError):  # It has been killed.

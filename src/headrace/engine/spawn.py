@@ -1,10 +1,9 @@
 """Child processes that live and die with their parent.
 
 A child is a fresh interpreter, or was forked before there were threads and sockets (`seeds`). It
-has a session of its own, so that Ctrl-C in the terminal reaches only the parent, which then drains.
-Its standard input is a pipe that only the parent holds. When the parent ends in any way, the child
-reads the end of the pipe and exits. Where the kernel can, it also ends a child whose Python is
-locked up.
+has its own session, so that Ctrl-C in the terminal reaches only the parent, which then drains. Its
+standard input is a pipe that only the parent holds. When the parent ends in any way, the child
+reads end-of-file and exits. On Linux the kernel also kills a child whose interpreter is stuck.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ from .aside import nice_of_children, stand_aside, step_aside
 from .seeds import grown
 
 STACKS = "stacks.txt"
-"""File in a child's folder that takes its stacks: on a crash, and on `DUMP_SIGNAL`."""
+"""File in a child's folder for its stacks: on a crash, and on `DUMP_SIGNAL`."""
 DUMP_SIGNAL = signal.SIGUSR1
 PR_SET_PDEATHSIG = 1
 _IMPORTS = 600.0
-"""Most seconds to a child's first sign of life, on a machine that has much to do."""
+"""Most seconds until a child's first sign of life, on a busy machine."""
 ORPHANED = 74
 """Exit code of a child whose parent is gone."""
 _pulses: list[Pulse] = []
-"""This process's pulse to its parent, if it has one."""
+"""This process's pulse to its parent, if any."""
 
 
 class Child:
     """A running child process, as its parent sees it."""
 
     silence = ""
-    """Reason, as the end of a sentence, if it was ended for its silence."""
+    """Reason, as the end of a sentence, if it was killed for its silence."""
 
     def __init__(
         self,
@@ -57,12 +56,12 @@ class Child:
         on_word: Callable[[str], None] = lambda word: None,
         aside: bool = False,
     ) -> None:
-        """Start `python -m module arguments… --spawned T`, T being the monotonic clock of now.
+        """Start `python -m module arguments… --spawned T`, where T is the monotonic clock now.
 
-        It gets the descriptors `keep` by their numbers. `silent`: seconds without a sign of life
-        after which it is killed, for a child that calls `become_child` with `--pulse`. `on_word` is
-        called from a thread with its words by `tell_parent`. `aside`: it takes less of the cores
-        until it is ready, and so do its own children.
+        It inherits the descriptors `keep` under their numbers. `silent`: seconds without a sign of
+        life after which it is killed, for a child that calls `become_child` with `--pulse`.
+        `on_word` is called from a thread with messages of `tell_parent`. `aside`: it and its own
+        children run at lower priority until it is ready.
         """
         mine, its = socket.socketpair() if silent is not None else (None, None)
         if its is not None:
@@ -70,8 +69,8 @@ class Child:
         nice = nice_of_children(aside)
         if nice is not None:
             arguments = [*arguments, "--aside", str(nice)]
-        # The kernel's signal follows the thread that spawned; only the main one lives as long as
-        # the process.
+        # The kernel's signal follows the spawning thread; only the main one lives as long as the
+        # process.
         bound = threading.current_thread() is threading.main_thread()
         arguments = [*arguments, *(["--bound"] if bound else []), "--spawned"]
         arguments.append(repr(time.monotonic()))
@@ -109,7 +108,7 @@ class Child:
         return self.silence or explain_exit(code)
 
     def _lost(self, why: str) -> None:
-        """Kill it: it is stopped, or hangs with the interpreter locked, or is ending by itself."""
+        """Kill it: it is stopped, hangs with the interpreter locked, or is ending by itself."""
         if self.wait(0.5) is None:
             self.silence = f"{why} and was ended"
             self.kill()
@@ -120,7 +119,7 @@ class Child:
         def wait() -> None:
             on_exit(self._process.wait())
 
-        # Without a thread its end is noticed all the same, when its exit code is next asked for.
+        # Without a thread its end is still noticed when its exit code is next read.
         THREADS.errand("wait", wait)
 
     def wait(self, timeout: float) -> int | None:
@@ -130,7 +129,7 @@ class Child:
         return None
 
     def ask_for_stacks(self) -> None:
-        """Make it write its threads' stacks and then end; works also while it hangs in C code."""
+        """Make it write its threads' stacks and then end; works even if it hangs in C code."""
         with contextlib.suppress(OSError):
             self._process.send_signal(DUMP_SIGNAL)
 
@@ -169,29 +168,29 @@ def take_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def become_child(arguments: argparse.Namespace) -> IO[str]:
-    """Prepare a child; called first, with the arguments of `take_arguments`. It ignores the
-    terminal, follows the parent and is ready to show stacks. Returns the file of the stacks, which
-    has to stay open."""
+    """Set up a child process; called first, with the arguments of `take_arguments`. It ignores
+    Ctrl-C, ends with the parent and can write its stacks. Returns the stacks' file, which must stay
+    open."""
     if arguments.aside is not None:
         stand_aside(arguments.aside)
-    if arguments.pulse is not None:  # The parent's silence is its own supervisor's affair.
+    if arguments.pulse is not None:  # The parent's silence is its own supervisor's concern.
         end = socket.socket(fileno=arguments.pulse)
         _pulses.append(Pulse({"": end}, lambda *_: None, silent=float("inf")))
     if arguments.bound and sys.platform == "linux":
-        # For a child that hangs with the interpreter locked, where the thread below cannot run.
+        # For a child that hangs with the interpreter locked, when the thread below cannot run.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder: Path = arguments.folder
     stacks = (folder / STACKS).open("w")
     faulthandler.enable(stacks)
-    faulthandler.register(DUMP_SIGNAL, stacks, all_threads=True, chain=True)  # Then it ends by it.
+    faulthandler.register(DUMP_SIGNAL, stacks, all_threads=True, chain=True)
     THREADS.keep("lifeline", _follow_parent)
     return stacks
 
 
 def tell_parent(why: str) -> None:
-    """Tell the parent why this process cannot go on, from any thread. The parent need not wait
-    until the thread that computes has noticed, which on busy cores takes many times as long."""
+    """Report to the parent why this process cannot go on, from any thread. The computing thread
+    notices it much later on busy cores, and the parent need not wait for that."""
     for pulse in _pulses:
         pulse.say(why)
 

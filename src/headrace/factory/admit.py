@@ -49,8 +49,8 @@ class Admitted:
 def admit(wanted: str, options: EngineOptions) -> Admitted:
     """Check a profile before anything is loaded: a file, a ring, or a name or digest in the store.
 
-    The model comes from the store or is found by its name. A model that the user names must have
-    the same bytes. Raises `NotFound`, `Untrusted`, `OptionError`, each naming the mismatch.
+    The model comes from the store or is found by its name. A model named by the user must have the
+    same bytes. Raises `NotFound`, `Untrusted`, `OptionError`, each naming the mismatch.
     """
     cache = options.cache_dir
     trust = trusted(None, cache)
@@ -67,9 +67,9 @@ def admit(wanted: str, options: EngineOptions) -> Admitted:
     fits, why = compatibility(body, hardware_class())
     if fits is Compatibility.INCOMPATIBLE:
         raise OptionError(f"the profile {body.name} cannot serve here: {why}", param="profile")
-    with ThreadPoolExecutor(1, "headrace-panels") as beside:  # Hashing releases the GIL.
+    with ThreadPoolExecutor(1, "headrace-panels") as thread:  # Hashing releases the GIL.
         panels = body.model.panels if options.keep_packed else None
-        found = panels and beside.submit(_find_panels, panels, store, wanted, panel_folder(cache))
+        found = panels and thread.submit(_find_panels, panels, store, wanted, panel_folder(cache))
         place = _place(profile, options, store)
         if found:
             found.result()
@@ -99,8 +99,8 @@ async def certified(
 
 def _find_panels(one: ProfileFile, store: Store | None, profile: str, folder: Path) -> None:
     """Link panels from the store, or from a cluster's mount next to the profile, into the cache,
-    where the engine looks. A mount of the cache hides them otherwise. The panels are hashed,
-    because the engine checks for damage only. Raises `Untrusted`."""
+    where the engine looks (a mount of the cache may hide them). The panels are hashed, because the
+    engine checks for damage only. Raises `Untrusted`."""
     path, source = folder / one.path, Path(profile).parent.parent / folder.name / one.path
     if store is not None and store.has(Descriptor(digest=one.digest, size=one.size)):
         source = store.blob(one.digest)

@@ -1,4 +1,4 @@
-"""Known vulnerabilities of the packages in a bill of materials, from data that the user supplies.
+"""Known vulnerabilities of the packages in a bill of materials, from data supplied by the user.
 
 The data is OSV's: one JSON document per advisory, in a folder or a zip as OSV publishes them. Its
 date is that of its newest document. Without data, or with data that is too old, nothing passes.
@@ -32,7 +32,7 @@ ECOSYSTEM = "PyPI"
 MOST_FILES, MOST_BYTES = 200_000, 4 << 20
 """Limits: documents of a snapshot, and bytes of one document."""
 MOST_TOLD = 20
-"""Findings named in a reason, at most."""
+"""Most findings named in a reason."""
 
 
 class Package(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Affected(msgspec.Struct):
 
 
 class Advisory(msgspec.Struct):
-    """The fields that we read of a document of OSV's schema 1."""
+    """The fields of a document of OSV's schema 1 that are used here."""
 
     id: str
     modified: str
@@ -63,10 +63,10 @@ class Advisory(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Advisories about Python packages, as they were on one day."""
+    """Advisories about Python packages as of one day."""
 
     digest: str
-    """Digest of the documents, whether they lie in a folder or a zip."""
+    """Digest of the documents, the same for a folder and a zip."""
     newest: str
     """Latest `modified` time of its documents."""
     by_package: dict[str, list[tuple[Advisory, Affected]]]
@@ -88,8 +88,7 @@ _advisory = json_reader(Advisory)
 
 @functools.lru_cache(maxsize=1)
 def _read(path: Path, _state: tuple[int, int]) -> Snapshot:
-    """Read a snapshot once per process while its path is unchanged: a fleet has thousands of
-    cells."""
+    """Read a snapshot once per process and state of its path: a fleet has thousands of cells."""
     by_package: dict[str, list[tuple[Advisory, Affected]]] = {}
     digests, newest = [], ""
     for name, data in _documents(path):
@@ -143,8 +142,8 @@ def affects(part: Affected, version: Version) -> bool | None:
     """Return whether this version is vulnerable by OSV's rules; None if a bound is not a valid
     Python version.
 
-    https://ossf.github.io/osv-schema/#evaluation: a version that is listed, or that lies in a
-    range: from `introduced` on, before `fixed` or up to `last_affected`, and below every `limit`.
+    https://ossf.github.io/osv-schema/#evaluation: a version that is listed or in a range: from
+    `introduced` on, before `fixed` or up to `last_affected`, and below every `limit`.
     """
     unknown = False
     for named in part.versions:
@@ -152,7 +151,7 @@ def affects(part: Affected, version: Version) -> bool | None:
             if Version(named) == version:
                 return True
         except InvalidVersion:
-            continue  # A lock cannot hold such a version.
+            continue  # A lock cannot contain such a version.
     for one in part.ranges:
         if one.type != "ECOSYSTEM":
             continue  # Commits, which wheels do not name; PyPI has no other kind of range.
@@ -199,7 +198,7 @@ def hold_advisories(work: Work) -> Result:
             f"the data is of {found.newest[:10]}, more than {days:g} days old", **figures
         )
     packages = 0
-    told: list[str] = []
+    vulnerable: list[str] = []
     unsure: list[str] = []
     accepted: list[str] = []
     for name, text in _packages(any_json(work.store.read(listed.digest))):
@@ -214,12 +213,12 @@ def hold_advisories(work: Work) -> Result:
                 unsure.append(line)
             elif affected:
                 known = {one.id, *one.aliases} & set(asked["accepted"])
-                (accepted if known else told).append(line)
-    lists = {"found": told, "accepted": accepted, "unsure": unsure}
+                (accepted if known else vulnerable).append(line)
+    lists = {"found": vulnerable, "accepted": accepted, "unsure": unsure}
     figures |= {name: sorted(set(lines)) for name, lines in lists.items() if lines}
     on = f"as of {found.newest[:10]}"
-    if told:
-        shown = ", ".join(sorted(set(told))[:MOST_TOLD])
+    if vulnerable:
+        shown = ", ".join(sorted(set(vulnerable))[:MOST_TOLD])
         return Result(outcome=Outcome.FAILED, reason=f"{shown} ({on})", figures=figures)
     if unsure:
         return undecided(f"{unsure[0]} cannot be told by its versions ({on})", **figures)

@@ -1,11 +1,11 @@
 """Alarms: a change of a metric over the runs, reported only if a paired re-run confirms it.
 
-Two questions have two methods. A guess, which may often be wrong, finds series that may have
-changed. It compares a level with the one before it, on the scale of the series' own noise and of
-how long that noise lasts. An experiment decides whether a series has changed: pairs of runs of
-before and after, in a random order for each pair. If both are the same, every exchange of a pair's
-labels was equally likely. The share of exchanges with at least this much change is then an exact
-probability (Fisher's randomisation test), for any drift and any distribution of the noise.
+There are two steps. A heuristic, which may often be wrong, finds series that may have changed. It
+compares a level with the previous one, on the scale of the series' own noise and its
+autocorrelation. An experiment then decides: pairs of runs of before and after, in a random order
+for each pair. If both are the same, every exchange of a pair's labels is equally likely. The share
+of exchanges with at least this much change is then an exact probability (Fisher's randomisation
+test), for any drift and any distribution of the noise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .lake import Lake
 FALSE_ALARMS = 1 / 200
 """Largest probability of a false alarm by a re-run."""
 RECENT = 8
-"""Runs of the later level, at most."""
+"""Most runs of the later level."""
 LEAST, BASE = 12, 60
 """Fewest and most runs of the earlier level."""
 SCORE = 3.0
@@ -45,7 +45,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A later level that is worse than the one before it."""
+    """A later level that is worse than the previous one."""
 
     place: int
     """The first run of the later level."""
@@ -58,8 +58,8 @@ class Change:
 def find_change(values: Sequence[float], lower_is_better: bool) -> Change | None:
     """Find the most distinct change for the worse within the last `RECENT` runs, or None.
 
-    `values`: positive, oldest first. Scale: the median absolute deviation. Runs that drift together
-    count for fewer, by an AR(1) process with their lag-1 correlation.
+    `values`: positive, oldest first. Scale: the median absolute deviation. Correlated runs count
+    for fewer, by an AR(1) process with their lag-1 correlation.
     """
     logs = np.log(np.asarray(values, np.float64)) * (1 if lower_is_better else -1)
     best = None
@@ -102,7 +102,7 @@ def chance(ratios: Sequence[float], lower_is_better: bool) -> float:
     sums = np.zeros(1)
     for value in logs:
         sums = np.concatenate([sums - value, sums + value])
-    # The last bits depend on the order of the sum: equal changes shall count as equal.
+    # The last bits depend on the order of the sum: equal changes must count as equal.
     return float(np.mean(sums >= logs.sum() - 1e-9 * np.abs(logs).sum()))
 
 
@@ -130,7 +130,7 @@ def run_pairs(
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A series with a change that is not yet judged."""
+    """A series with an unjudged change."""
 
     what: str
     metric: str
@@ -146,7 +146,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The verdict of a re-run about a suspect."""
+    """The verdict of a re-run on a suspect."""
 
     suspect: Suspect
     ratio: float
@@ -178,32 +178,32 @@ def suspects(lake: Lake) -> Iterator[Suspect]:
     for what, runs in series.items():
         found = []
         for metric, lower in NAMES.items():
-            told = [run for run in runs if (run[2].get(metric) or 0) > 0]
+            measured = [run for run in runs if (run[2].get(metric) or 0) > 0]
             when, confirmed = last.get((what, metric), (None, False))
-            if when is not None and sum(run[0] > when for run in told) < ANEW:
+            if when is not None and sum(run[0] > when for run in measured) < ANEW:
                 continue
-            if confirmed:  # The changed level is the one that later runs are compared with.
-                told = [run for run in told if run[0] > when]
-            change = find_change([run[2][metric] for run in told], lower)
+            if confirmed:  # If confirmed, later runs are compared with the changed level.
+                measured = [run for run in measured if run[0] > when]
+            change = find_change([run[2][metric] for run in measured], lower)
             if change is not None:
-                first, later = told[change.place - 1], told[change.place]
+                first, later = measured[change.place - 1], measured[change.place]
                 causes = changed(first[3], later[3])
                 before, after = first[1] or str(first[0]), later[1] or str(later[0])
-                found.append(Suspect(what, metric, change, before, after, causes, told[-1][3]))
+                found.append(Suspect(what, metric, change, before, after, causes, measured[-1][3]))
         yield from sorted(found, key=lambda one: -one.change.score)
 
 
 def judge(
     suspected: Sequence[Suspect], pairs: Sequence[tuple[dict[str, float], dict[str, float]]]
 ) -> list[Judged]:
-    """Return the verdicts of one re-run. However many metrics are judged, the probability of a
-    false alarm is `FALSE_ALARMS` at most (Bonferroni)."""
+    """Return the verdicts of one re-run. For any number of metrics, the probability of a false
+    alarm is at most `FALSE_ALARMS` (Bonferroni)."""
     verdicts = []
     for one in suspected:
         sides = [(a.get(one.metric, 0.0), b.get(one.metric, 0.0)) for a, b in pairs]
         ratios = [b / a for a, b in sides if a > 0 and b > 0]
         lower = NAMES[one.metric]
-        # A pair without a value was not removed by chance: it counts as no change.
+        # A missing value is not random, so such a pair counts as no change.
         ratios += [1.0] * (len(pairs) - len(ratios))
         found = chance(ratios, lower)
         ratio = math.exp(sum(map(math.log, ratios)) / len(ratios))

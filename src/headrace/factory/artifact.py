@@ -1,8 +1,8 @@
 """A profile and its weights as OCI artifacts, which registries and container runtimes know.
 
-The weights are a ModelPack model: one layer per file, not packed. A file is thus stored once
-however many profiles bind it, and is mapped in place. The profile's manifest has the weights as its
-subject; its layers are the envelope and the outputs of the gates.
+The weights are a ModelPack model: one layer per file, not packed. So a file is stored once for all
+profiles that bind it, and mapped in place. The profile's manifest has the weights as its subject;
+its layers are the envelope and the outputs of the gates.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ DOCUMENTS = (".md", ".txt", ".pdf")
 def weights_manifest(store: Store, body: ProfileBody) -> Descriptor:
     """Put the ModelPack manifest of a profile's model into the store; equal files give the same
     one."""
-    files, told = body.model.files, {"name": body.model.name}
+    files, about = body.model.files, {"name": body.model.name}
     config = {
-        "descriptor": told | ({"licenses": [body.model.licence]} if body.model.licence else {}),
+        "descriptor": about | ({"licenses": [body.model.licence]} if body.model.licence else {}),
         "config": {"format": body.model.format},
         "modelfs": {"type": "layers", "diffIds": [one.digest for one in files]},
     }

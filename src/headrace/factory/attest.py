@@ -1,8 +1,8 @@
-"""Provenance in SLSA's form: the inputs and the builder of a thing, signed like a profile.
+"""Provenance in SLSA's form: inputs and builder of an artefact, signed like a profile.
 
-It lies next to its subject, which keeps its digest. It is a manifest as cosign writes one: its
-subject is the thing, its layers are the envelopes. One more envelope holds the timings measured for
-a profile. No profile contains them, so two builders sign the same profile.
+It is next to its subject, whose digest it does not change. It is a manifest in cosign's form: its
+subject is the artefact, its layers are the envelopes. Another envelope holds the timings measured
+for a profile. They are not in the profile, so two builders sign the same profile.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Resource(msgspec.Struct):
 class Definition(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     build_type: str
     external_parameters: dict[str, Any]
-    """Parameters that the user asked for."""
+    """Parameters given by the user."""
     internal_parameters: dict[str, Any]
-    """Parameters that the builder found."""
+    """Parameters found by the builder."""
     resolved_dependencies: list[Resource]
 
 
@@ -76,7 +76,7 @@ class Measured(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def seconds_per_token(self) -> float | None:
-        """The certified ones, if the performance gate measured them."""
+        """The certified seconds, if the performance gate measured them."""
         found = self.gates.get("performance", {}).get("seconds_per_token")
         return float(found) if isinstance(found, int | float) and found > 0 else None
 
@@ -90,14 +90,14 @@ def provenance(
     asked: dict[str, Any],
     found: dict[str, Any],
 ) -> bytes:
-    """Sign an envelope that lists the inputs of the things built. `kind`: of the build."""
+    """Sign an envelope that lists the inputs of the built artefacts. `kind`: of the build."""
     made_of = [Resource(**one) for one in subjects(used)]
     predicate = Provenance(
         Definition(BUILD.format(kind), asked, found, made_of),
         RunDetails(Builder(BUILDER.format(key.public_key.keyid), {"headrace": VERSION})),
     )
-    told = {"subject": subjects(about), "predicateType": PREDICATE}
-    return sign({"_type": STATEMENT, **told, "predicate": msgspec.to_builtins(predicate)}, key)
+    head = {"subject": subjects(about), "predicateType": PREDICATE}
+    return sign({"_type": STATEMENT, **head, "predicate": msgspec.to_builtins(predicate)}, key)
 
 
 def evidence(
@@ -105,8 +105,8 @@ def evidence(
 ) -> bytes:
     """Sign the envelope of the timings measured for a profile's gates."""
     predicate = Measured(profile.body.hardware, {name: dict(one) for name, one in gates.items()})
-    told = {"subject": subjects([(profile.body.name, profile.digest)]), "predicateType": MEASURED}
-    return sign({"_type": STATEMENT, **told, "predicate": msgspec.to_builtins(predicate)}, key)
+    head = {"subject": subjects([(profile.body.name, profile.digest)]), "predicateType": MEASURED}
+    return sign({"_type": STATEMENT, **head, "predicate": msgspec.to_builtins(predicate)}, key)
 
 
 def attest_profile(
@@ -138,7 +138,7 @@ def attest_profile(
 def attestation(
     store: Store, subject: Descriptor, envelopes: Iterable[bytes], measured: bytes | None = None
 ) -> Descriptor:
-    """Put the envelopes of a thing's provenance into the store under one manifest, the evidence
+    """Put the envelopes of an artefact's provenance into the store under one manifest, the evidence
     last; return its descriptor."""
     given = [(one, PREDICATE) for one in envelopes] + ([(measured, MEASURED)] if measured else [])
     layers = [(store.put(one, ENVELOPE_TYPE), kind) for one, kind in given]
@@ -159,7 +159,7 @@ def check(
 ) -> Measured | None:
     """Check that an attestation is about the wanted digest and names all of its inputs, `bound`:
     (name, digest). Returns the evidence in it. Raises `Untrusted`, `Withdrawn`."""
-    document, told, used = store.document(manifest), set(), set()
+    document, about_digests, used = store.document(manifest), set(), set()
     measured: Measured | None = None
     try:
         parts = [Descriptor.read(document[name]) for name in ("subject", "config")]
@@ -181,10 +181,10 @@ def check(
             made = msgspec.convert(statement.get("predicate"), Provenance)
         except msgspec.ValidationError as error:
             raise Untrusted(f"the provenance is not in shape: {error}") from None
-        told |= told_of(statement)
+        about_digests |= told_of(statement)
         inputs = made.build_definition.resolved_dependencies
         used |= {(part.name, f"sha256:{part.digest.get('sha256')}") for part in inputs}
-    if not {wanted, parts[0].digest} <= told:
+    if not {wanted, parts[0].digest} <= about_digests:
         raise Untrusted(f"the provenance is not about {wanted}")
     if lacking := sorted(set(bound) - used):
         raise Untrusted(f"the provenance does not name {lacking[0][0]:.80}")
@@ -244,7 +244,7 @@ def attestation_problems(store: Store, trust: Trust) -> Iterator[str]:
             if found is None:
                 raise Untrusted("it names no attestation")
             check(store, trust, found, wanted, bound.get(wanted, ()))
-        except Withdrawn as error:  # Right for a subject that no longer has a name.
+        except Withdrawn as error:  # Valid for a subject that no longer has a name.
             if wanted in {*images, *bound}:
                 yield f"attested/{one}: {error.message}"
         except Untrusted as error:

@@ -16,7 +16,7 @@ COPIES = ("models", "profiles", "evidence")
 
 
 def problems(store: Store) -> Iterator[str]:
-    """Yield one line for each thing of the store that does not match its name or digest."""
+    """Yield one line for each entry of the store that does not match its name or digest."""
     blobs, layout = store.root / "blobs" / "sha256", store.root / "oci-layout"
     if not layout.is_file() or layout.read_bytes() != LAYOUT:
         yield "oci-layout does not say version 1.0.0"

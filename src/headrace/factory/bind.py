@@ -14,7 +14,7 @@ PROFILE_TYPE = "application/vnd.headrace.profile.v1+json"
 
 
 def bind(work: Work) -> Result:
-    """Make the profile: one document without a time in it."""
+    """Make the profile: one document without timestamps."""
     limits = dict(need(work, "limits").figures)
     gates = {
         name.rpartition("/")[2]: {

@@ -100,7 +100,7 @@ class CellResult:
 
 
 class Shared:
-    """Objects that many builds share: models, stores, keys, kept results."""
+    """Objects shared by many builds: models, stores, keys, kept results."""
 
     def __init__(self) -> None:
         self.known: Known = {}
@@ -220,7 +220,7 @@ def _stages(
     advisories = {
         "data": known and known.digest,
         "accepted": _names(wanted.accept_advisories),
-        # Data that passed becomes too old after those days.
+        # Data that passed becomes too old after these days.
         "stale": known is not None and known.older_than(days),
         "most_days": days,
     }
@@ -276,9 +276,9 @@ def _stages(
 
 
 def _gate_windows(wanted: BuildOptions, reference: Reference | None) -> int:
-    """Return the number of windows of the accuracy gate: as of the reference, if it has them."""
-    told = None if reference is None else reference.perplexity
-    return wanted.windows if told is None else told.windows
+    """Return the number of windows of the accuracy gate: the reference's, if it has any."""
+    theirs = None if reference is None else reference.perplexity
+    return wanted.windows if theirs is None else theirs.windows
 
 
 @functools.lru_cache(maxsize=1)

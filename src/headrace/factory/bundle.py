@@ -1,6 +1,6 @@
-"""Bundles: things with all that they need, exported to one file and imported again.
+"""Bundles: artefacts with all their dependencies, exported to one file and imported again.
 
-Nothing imported has a name here before its digests, and a profile's signature, were checked.
+Nothing imported gets a name here before its digests, and a profile's signature, are checked.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def shipped(store: Store, rings: Rings, name: str) -> Descriptor:
 
 
 def write_bundle(store: Store, things: Mapping[str, Descriptor], path: Path) -> int:
-    """Write an OCI layout with these things and all that they need into one tar; return its bytes.
+    """Write an OCI layout of these artefacts and all that they need into a tar; return its bytes.
 
-    The same things give the same bytes.
+    The same artefacts give the same bytes.
     """
     blobs = {one.digest: one for one in store.closure(*things.values())}
     with file_errors(OptionError, f"{path} cannot be written", "file"):
@@ -57,7 +57,7 @@ def write_bundle(store: Store, things: Mapping[str, Descriptor], path: Path) -> 
 
 
 def read_bundle(store: Store, path: Path) -> dict[str, Descriptor]:
-    """Read every blob of a bundle into the store by its digest; return the things that it names."""
+    """Read every blob of a bundle into the store by its digest; return the named artefacts."""
     found: dict[str, Descriptor] = {}
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r|") as tar:
@@ -92,17 +92,17 @@ def panels(store: Store, rings: Rings, name: str) -> Descriptor | None:
 
 
 def beside(store: Store, root: Descriptor) -> Descriptor | None:
-    """Return the attestation of a shipped thing, if there is one. Raises `Untrusted`."""
+    """Return the attestation of a shipped artefact, if there is one. Raises `Untrusted`."""
     if (digest := store.attested(about(store, root))) is None:
         return None
     return Descriptor(digest=digest, size=len(store.read(digest)), media_type=MANIFEST_TYPE)
 
 
 def take_in(store: Store, things: Mapping[str, Descriptor], trust: Trust) -> list[str]:
-    """Name the imported things, once all of them are there and every signature was checked.
+    """Name the imported artefacts, once all are there and every signature was checked.
 
-    A profile gets the name that is signed; an image needs its provenance. Raises `Untrusted`; then
-    nothing gets a name.
+    A profile gets its signed name; an image needs its provenance. Raises `Untrusted` before
+    anything gets a name.
     """
     names: dict[str, Descriptor] = {}
     attested: dict[str, str] = {}

@@ -2,8 +2,8 @@
 
 The image's root is read-only, so anything not compiled in advance would be compiled at every start.
 The base's own Python compiles, run from a folder by its own loader. It writes marshal's second
-version: later ones mark objects that happen to be referenced twice in the memory of the process.
-The header says that it need not be compared with the source.
+version: later ones mark objects that happen to be referenced twice in the process. The header turns
+off the comparison with the source.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def compiled(
         made = work / f"{name}c"
         if made.is_file():
             path = PurePosixPath(name)
-            beside = (
+            target = (
                 path.parent / "__pycache__" / f"{path.stem}.cpython-{version.replace('.', '')}.pyc"
             )
-            found[str(beside)] = Entry(made.read_bytes().__bytes__)
+            found[str(target)] = Entry(made.read_bytes().__bytes__)
     return found

@@ -1,8 +1,7 @@
 """A Helm chart for one profile: its files are data in `chart`, completed here.
 
 The chart binds image and profile by digest, and the public keys that its pods trust. Its values can
-set the server's options, with the bounds that they have here. The profile binds those of the
-engine.
+set the server's options, with the same bounds as here. The profile binds the engine's options.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from .source import model_path
 
 TEMPLATES = Path(__file__).parent / "chart"
 OURS = ("host", "port", "store", "files", "keys", "tls_cert", "tls_key", "tls_clients")
-"""Options that the chart itself sets, or that need a file which it does not mount."""
+"""Options that the chart sets itself, or that need a file which it does not mount."""
 KINDS = {"str": "string", "bool": "boolean", "int": "integer", "float": "number"}
 PINNED = r"^[^@\s]+/[^@\s]+@sha256:[0-9a-f]{64}$"
 """A reference to a registry by digest."""
 AROUND, STEP, GPU_HOST = 1 << 30, 1 << 28, 4 << 30
-"""Bytes of interpreters and libraries beside the plan, the step to which a request is rounded up,
-and the host memory of a pod with a GPU."""
+"""Bytes of interpreters and libraries in addition to the memory plan; the unit to which a request
+is rounded up; the host memory of a pod with a GPU."""
 
 
 def write_chart(
@@ -87,7 +86,7 @@ def _requests(profile: SignedProfile, on_gpu: bool) -> dict[str, str]:
     """Return the resources that a pod requests."""
     requests = {"cpu": str(profile.body.hardware["cores"])}
     if memory := profile.body.limits.get("memory"):
-        # On a GPU the plan is of its memory, and the host reads the weights through.
+        # On a GPU the plan is of its memory; the host only reads the weights through.
         needed = GPU_HOST if on_gpu else memory + AROUND
         requests["memory"] = f"{-(-needed // STEP) * (STEP >> 20)}Mi"
     return requests

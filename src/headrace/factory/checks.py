@@ -22,12 +22,12 @@ FILE_TYPE = "application/vnd.headrace.model.file"
 OPEN_LICENCES = ("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "isc", "cc0-1.0", "cc-by-4.0")
 """Licences that ask for nothing but a notice, by SPDX's names."""
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz", ".h5")
-"""Endings of files that may run code when they are read, or whose formats may hold such files."""
+"""Endings of files that may run code when read, or of formats that may contain such files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Inputs of a model's stages that change no result."""
+    """Inputs of a model's stages that do not change any result."""
 
     source: Source
     engine: EngineOptions
@@ -37,9 +37,9 @@ class Place:
     lock: str | None = None
     progress: Any = None
     advisories: Any = None
-    """The `Snapshot` that the user supplied, if any."""
+    """The user's `Snapshot`, if any."""
     text: str | None = None
-    """Name of the text that weights are quantised on: see `quantise.text_of`."""
+    """Name of the calibration text for quantisation: see `quantise.text_of`."""
 
 
 def need(work: Work, name: str) -> Result:
@@ -48,8 +48,8 @@ def need(work: Work, name: str) -> Result:
 
 
 def model_files(work: Work) -> Mapping[str, Descriptor]:
-    """Return the files to measure and sign, by path: the quantised ones if a stage made them, else
-    those that were fetched."""
+    """Return the files to measure and sign, by path: the quantised ones if a stage made them,
+    otherwise the fetched ones."""
     made = [one for key, one in work.inputs.items() if key.rpartition("/")[2] == "quantise"]
     return (made[0] if made else need(work, "fetch")).outputs
 
@@ -60,7 +60,7 @@ def undecided(reason: str, **figures: Any) -> Result:
 
 
 def fetch(work: Work) -> Result:
-    """Put the model's files into the store, each with the digest that its source promised."""
+    """Put the model's files into the store, each with the digest promised by its source."""
     place: Place = work.place
     folder = model_folder(place.engine, place.progress)
     outputs = {}

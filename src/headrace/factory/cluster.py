@@ -1,9 +1,9 @@
 """A fleet on the machines of a Ray cluster, which declare their kind as resources.
 
-A cell for a kind of machine takes one unit of the resource of that name. A machine that declares
-one unit thus runs one cell at a time. Ray carries commands and how a cell ended; everything else is
-in the store, which all machines see under one path. If a task's machine is lost, the task restarts
-elsewhere and finds the finished stages, as after any kill.
+A cell for a kind of machine takes one unit of the resource of that name, so a machine that declares
+one unit runs one cell at a time. Ray carries commands and the ends of cells; everything else is in
+the store, which all machines see under one path. If a task's machine is lost, the task restarts
+elsewhere and finds the finished stages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ with needing("--on ray needs", "ray", param="on"):
 FLIGHT = 256
 """Tasks submitted to Ray at once."""
 PATIENCE = 10.0
-"""Seconds without a finished task after which a kind of machine must be in the cluster."""
+"""Seconds without a finished task after which a kind of machine must exist in the cluster."""
 BROKEN = -1
 """Status of a cell whose task was lost."""
 
@@ -44,7 +44,7 @@ class RayCluster:
             raise OptionError(f"no Ray cluster can be reached: {reason:.200}", param="on") from None
 
     def plan(self, cells: list[Cell]) -> list[Planned]:
-        """Plan each cell on the kind of machine that it is for, all of one kind in one task."""
+        """Plan each cell on its kind of machine, all of one kind in one task."""
         kinds: dict[str, list[int]] = defaultdict(list)
         for place, cell in enumerate(cells):
             kinds[cell.hardware].append(place)
@@ -72,7 +72,7 @@ class RayCluster:
         `work`: place, kind of machine, function and its argument.
         """
         running: dict[Any, tuple[Any, str]] = {}
-        remote = cache(ray.remote)  # Ray takes each new remote function for another kind of task.
+        remote = cache(ray.remote)  # Ray counts each new remote function as a kind of task.
         waiting = iter(work)
         while True:
             for place, kind, function, given in islice(waiting, FLIGHT - len(running)):

@@ -1,8 +1,8 @@
-"""A quantised model next to its original, token by token, through the kernels that serve both.
+"""A quantised model compared with its original, token by token, by the kernels that serve both.
 
 Perplexity alone hides losses that cancel. KL divergence counts every change of the distribution,
-its 99.9th percentile the rare large ones. The top token's share and the flips are what a greedy
-reader sees ("Accuracy is not all you need", 2407.09141).
+its 99.9th percentile the rare large ones. Greedy decoding shows the top token's share and the flips
+("Accuracy is not all you need", 2407.09141).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EIGHT_BITS = frozenset({"Q8_0", "int-quantized", "float-quantized"})
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with its 95 % interval over windows, whose differences are paired."""
+    """A mean with its 95 % interval over windows, paired by window."""
 
     mean: float
     low: float
@@ -53,7 +53,7 @@ class Comparison:
     original: float
     """Perplexity of the original."""
     share: Interval
-    """Original's perplexity by the quantised one's: 1 loses nothing."""
+    """The original's perplexity over the quantised one's: 1 means no loss."""
     kl: Interval
     """Mean KL divergence, in nats a token."""
     kl_999: float
@@ -61,7 +61,7 @@ class Comparison:
     same_top: Interval
     """Share of tokens with the same most likely next token."""
     flips: float
-    """Share of tokens that the one predicts and the other does not."""
+    """Share of tokens that one of the models predicts and the other does not."""
 
     def said(self) -> dict[str, Any]:
         """Return it as plain JSON, rounded."""
@@ -69,7 +69,7 @@ class Comparison:
         return found
 
     def fails(self, least_share: float, least_same: float) -> list[str]:
-        """List the figures below their thresholds, or that are not numbers, a line each."""
+        """List the figures that are below their thresholds or not numbers, one per line."""
         share, same, found = self.share.mean, self.same_top.mean, []
         if math.isnan(share):
             found.append("the share of the original's perplexity is not a number")
@@ -83,15 +83,15 @@ class Comparison:
 
 
 def thresholds(kinds: Sequence[str]) -> tuple[float, float]:
-    """Return (share of perplexity, share of top tokens) that a format is held to by default."""
+    """Return a format's default thresholds: (share of perplexity, share of top tokens)."""
     return (0.999, 0.99) if EIGHT_BITS.issuperset(kinds) else (0.99, 0.93)
 
 
 class Scorer:
-    """One model, ready to give the logits of every token of a window."""
+    """A loaded model that computes the logits of every token of a window."""
 
     def __init__(self, files: ModelFiles, longest: int, threads: int | None = None) -> None:
-        """Load it as a worker on the CPU does."""
+        """Load the model as a worker on the CPU does."""
         options = WorkerOptions(threads=threads, max_context=longest)
         resolved = resolve(options)
         graph, source = open_parts(files, options)["text"][1:3]
@@ -111,7 +111,7 @@ class Scorer:
             return model.forward(operators, batch, cache, every=True)[0]
 
     def read(self, windows: Sequence[npt.NDArray[np.int64]]) -> list[Any]:
-        """Return the hidden states of each window, and keep only the head from then on."""
+        """Return the hidden states of each window, and keep only the head afterwards."""
         found = [self.hidden(window) for window in windows]
         weights = self._part.model.weights
         weights.by_key = {
@@ -143,7 +143,7 @@ def compare(
         raise InvalidRequest("the text has no window of two tokens", param="text")
     give_back()
     scorers, states = [], []
-    for files in (original, quantised):  # One after the other: both would need twice the memory.
+    for files in (original, quantised):  # In turn: both at once need twice the memory.
         scorers.append(Scorer(files, longest, threads))
         states.append(scorers[-1].read(some))
     each = [_window(scorers, *of) for of in zip(some, *states, strict=True)]
@@ -187,14 +187,14 @@ def _figures(
     tops = before.argmax(-1), after.argmax(-1)
     yield "before", -before[at, wanted]
     yield "after", -after[at, wanted]
-    # Rounding may leave a sum a hair below zero.
+    # Rounding may make a sum slightly negative.
     yield "kl", np.maximum((np.exp(before) * (before - after)).sum(-1), 0)
     yield "same", (tops[0] == tops[1]).astype(np.float32)
     yield "flips", ((tops[0] == wanted) != (tops[1] == wanted)).astype(np.float32)
 
 
 def _interval(values: npt.NDArray[Any], counts: npt.NDArray[Any]) -> tuple[float, float, float]:
-    """Return (mean, low, high) over windows of so many tokens each."""
+    """Return (mean, low, high) over windows of `counts` tokens."""
     weights = counts / counts.sum()
     mean = float((weights * values).sum())
     if len(values) < 2:
@@ -207,7 +207,7 @@ def _interval(values: npt.NDArray[Any], counts: npt.NDArray[Any]) -> tuple[float
 
 
 def _exp(value: float) -> float:
-    """Return e to this power; beyond all numbers infinity."""
+    """Return e to this power; infinity on overflow."""
     with np.errstate(over="ignore"):
         return float(np.exp(np.float64(value)))
 

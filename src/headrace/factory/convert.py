@@ -1,8 +1,8 @@
-"""`headrace convert`: a model's numbers in another format, if that loses nothing.
+"""`headrace convert`: a model's numbers in another format, without loss.
 
-Every matrix is read through the one loader, and gets codes of the new format that stand for the
-same numbers, or is named with its error. The result is opened again, and each of its weights
-compared with the original's, number by number.
+Every matrix is read through the one loader. It gets codes of the new format with the same numbers,
+or is reported with its error. The result is opened again, and each of its weights is compared with
+the original's, number by number.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from .to_gguf import FileTensor
 PLAIN = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32}
 KEEP = ("gguf", "safetensors")
-"""Targets that change the kind of file alone: dense numbers keep their type, codes become F32."""
+"""Targets that change only the kind of file: dense numbers keep their type, codes become F32."""
 TARGETS = (
     *KEEP, *PLAIN, *(one for one in to_gguf.TARGETS if one != to_gguf.MIX), *to_compressed.TARGETS,
 )  # fmt: skip
@@ -58,7 +58,7 @@ TARGETS = (
 
 @dataclass(frozen=True, slots=True)
 class ConvertWish:
-    """Model, target, and whether it may lose something."""
+    """Model, target, and whether losses are allowed."""
 
     engine: EngineOptions
     to: str
@@ -113,7 +113,7 @@ class Converting:
         self._small: dict[str, bytes] = {}
         self._entries = b"", 0
         if self.across:
-            tensor_names(files.arch)  # Raises for a model whose tensors the other kind cuts.
+            tensor_names(files.arch)  # Raises if the other format divides tensors differently.
         if self.across and single:
             self._entries = metadata_of(files)
         elif self.across:
@@ -155,8 +155,8 @@ class Converting:
             yield from one
 
     def run(self, *, dry: bool = False) -> dict[str, Any]:
-        """Move every tensor; publish the result if nothing is lost, or if it may be. Returns the
-        report; `dry`: nothing is written."""
+        """Move every tensor; publish the result if nothing is lost, or if loss is allowed. Returns
+        the report; `dry`: nothing is written."""
         total = sum(int(np.prod(one.shape)) for one in self.moves)
         self._progress.start(total, "converting", share=True)
         work = self._work
@@ -166,7 +166,7 @@ class Converting:
                     one.data()
                     self._progress.advance(int(np.prod(one.shape)))
                 return self._report({}, None)
-            check_space(self.out.absolute(), sum(one.size for one in self.moves))
+            check_space(self.out.absolute(), sum(one.size for one in self.moves), "out")
             work.mkdir()  # Outside: what another has made there is not ours to remove.
             try:
                 return self._published(work)
@@ -287,7 +287,7 @@ def _for_gguf(move: Move, to: str, *, across: bool) -> Move:
     name, shape, was = move.name, move.shape, move.was
     kind = was if was in BY_NAME else "F32"
     if across and len(shape) < 2:
-        kind = "F32"  # As llama.cpp has its vectors.
+        kind = "F32"  # As in llama.cpp's files.
     if to in (*PLAIN, *to_gguf.TARGETS) and to_gguf.is_matrix(name, shape):
         types: tuple[str, ...] = (PLAIN[to],) if to in PLAIN else to_gguf.TARGETS[to].inner
         if to in PLAIN or name not in to_gguf.ENDS:
@@ -324,7 +324,7 @@ def _across_gguf(files: ModelFiles) -> Iterator[Move]:
 
 
 def _of_folder(files: ModelFiles) -> dict[str, list[Move]]:
-    """Return the tensors of each shard of a folder; codes are one with their scales."""
+    """Return the tensors of each shard of a folder; codes are grouped with their scales."""
     stored = read_headers(files.weights)
     scheme = scheme_of(read_json(files.path / "config.json"))
     quantised = None if scheme is None else QuantisedMatrices(scheme, stored)
@@ -368,7 +368,7 @@ _STORED_TYPES = frozenset(SIZES)
 
 
 def _kind_of(weight: Any) -> str:
-    """Return the type of a loaded weight as files name it."""
+    """Return the type of a loaded weight as named in files."""
     if isinstance(weight, BlockWeight):
         return weight.kind
     found: str = dtype_name(weight) if isinstance(weight, np.ndarray) else weight.host_dtype
@@ -376,7 +376,7 @@ def _kind_of(weight: Any) -> str:
 
 
 def _check_kept(was: ModelFiles, now: ModelFiles) -> None:
-    """Raise `UnsupportedModel` unless everything beside the weights is read as it was."""
+    """Raise `UnsupportedModel` unless everything except the weights is read back unchanged."""
     names = ["arch", "chat_template", "named_templates", "bos_id", "add_bos", "generation"]
     lost = [name for name in names if getattr(was, name) != getattr(now, name)]
     lost += ["eos_ids"] * ({*was.eos_ids} != {*now.eos_ids})

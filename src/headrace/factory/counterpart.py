@@ -1,8 +1,7 @@
-"""A model's small files in the other format: what a GGUF's metadata says as a folder, and back.
+"""A model's small files in the other format: a GGUF's metadata as a folder's files, and back.
 
-Keys come from the table of the family (`models.family`), so both readers know them. Whatever is
-written here is read back: a model whose architecture, tokenizer or end of turn would not be the
-same is refused.
+Keys come from the family's table (`models.family`), so both readers know them. Everything written
+here is read back: a model whose architecture, tokenizer or end of turn would change is refused.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def folder_files(files: ModelFiles, dtype: str) -> dict[str, bytes]:
     generation = {**ends, **files.generation}
     if files.generation.get("temperature", 1.0) == 0.0:
         generation["do_sample"] = False
-    told: dict[str, Any] = {
+    tokenizer: dict[str, Any] = {
         **files.special,
         "add_bos_token": files.add_bos,
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -55,19 +54,19 @@ def folder_files(files: ModelFiles, dtype: str) -> dict[str, bytes]:
     named = {"default": files.chat_template, **files.named_templates}
     templates = [{"name": name, "template": one} for name, one in named.items() if one]
     if len(templates) == 1 and files.chat_template:
-        told["chat_template"] = files.chat_template
+        tokenizer["chat_template"] = files.chat_template
     elif templates:
-        told["chat_template"] = templates
+        tokenizer["chat_template"] = templates
     return {
         "config.json": as_json({**config, **ends}),
         "generation_config.json": as_json(generation),
         "tokenizer.json": _tokenizer_json(metadata, files.add_bos).encode(),
-        "tokenizer_config.json": as_json(told),
+        "tokenizer_config.json": as_json(tokenizer),
     }
 
 
 def _config(arch: ModelArch, dtype: str) -> dict[str, Any]:
-    """Return the `config.json` of an architecture; it reads back as the same."""
+    """Return the `config.json` of an architecture, which reads back as the same."""
     family = _family(arch)
     kind, classes = next(iter(family.types.items()))
     found: dict[str, Any] = {
@@ -79,7 +78,7 @@ def _config(arch: ModelArch, dtype: str) -> dict[str, Any]:
     for row, value in _rows(family, arch):
         if row.hf:
             found[row.hf[0]] = value
-    # The constant of a family's own class, which a key may not say.
+    # The family's own constant, which a key may not override.
     for key, allowed in family.allowed.items():
         if key in found and found[key] not in allowed:
             del found[key]
@@ -167,7 +166,7 @@ def metadata_of(files: ModelFiles) -> tuple[bytes, int]:
 
 def tensor_names(arch: ModelArch) -> dict[str, str]:
     """Return canonical name → name in a GGUF of every tensor. Raises `UnsupportedModel` for a model
-    whose tensors GGUF cuts otherwise."""
+    whose tensors GGUF divides differently."""
     found = gguf_names(arch)
     wanted = describe(arch).tensors()
     missing = [name for name in wanted if name not in found]
@@ -195,7 +194,7 @@ def _rows(family: Family, arch: ModelArch) -> Iterator[tuple[Field, Any]]:
 
 
 def _check(back: ModelArch, arch: ModelArch) -> None:
-    """Raise `UnsupportedModel` unless an architecture was read back as it is."""
+    """Raise `UnsupportedModel` unless an architecture is read back unchanged."""
     if back != arch:
         names = [name for name in arch.__slots__ if getattr(back, name) != getattr(arch, name)]
         raise _unlike(arch, f"{', '.join(names)} would be read otherwise")

@@ -1,4 +1,4 @@
-"""Many cells: models by recipes by kinds of machines from one file, planned, built by processes.
+"""Many cells (models × recipes × kinds of machines) from one file, planned, and built by processes.
 
 Planning finds unchanged cells, which start no process. A cell is built by `headrace factory build`.
 The store makes cells that share a stage run it once, wherever they are.
@@ -24,7 +24,7 @@ TRIES = 3
 KIND = re.compile(r"([a-z0-9](?!emory$)[a-z0-9._-]{0,62})?")
 """A kind of machine; Ray counts `memory` itself."""
 BUILD = ("quantise_to", "least_share", "at_least")
-"""Build options that a recipe may set; the others are the whole fleet's."""
+"""Build options that a recipe may set; the others apply to the whole fleet."""
 FIELDS = "models", "recipes", "hardware", "build"
 
 
@@ -35,7 +35,7 @@ class Cell:
     engine: EngineOptions
     wanted: BuildOptions
     hardware: str = ""
-    """Kind of machine that it is for, as a cluster's machines declare themselves; "": any."""
+    """Kind of machine for it, as declared by a cluster's machines; "": any."""
 
     def words(self, *first: str) -> list[str]:
         """Return the command that builds it, after `python -m headrace`; `first`: its first
@@ -65,7 +65,7 @@ class CellEnd:
 Executor = Callable[[list[Cell]], Iterator[tuple[int, int, str]]]
 """(place, exit status, last line printed) of each cell, as they end."""
 Planned = tuple[str, str, str]
-"""A cell's name, its state ("" if something is to run), and the reason."""
+"""A cell's name, its state ("" if stages are to run), and the reason."""
 
 
 def read_fleet(path: Path, store: str | None = None) -> list[Cell]:
@@ -103,7 +103,7 @@ def read_fleet(path: Path, store: str | None = None) -> list[Cell]:
 
 
 def plan_cells(cells: Iterable[Cell]) -> Iterator[Planned]:
-    """Plan each cell on this machine; an error in one stops no other."""
+    """Plan each cell on this machine; an error in one does not stop the others."""
     shared = Shared()
     for cell in cells:
         try:

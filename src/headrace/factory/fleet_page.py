@@ -50,9 +50,9 @@ def fleet_page(lake: Lake) -> str:
         body += charts(drawn)
     body += _listed("Builds and gates", BUILD, builds) + _listed("Alarms", ALARM, alarms)
     body += _listed("Runs", ("what", "runs", "last", "last values"), runs)
-    told = ", ".join(f"{count} {why}" for why, count in sorted(refused.items()))
+    counts = ", ".join(f"{count} {why}" for why, count in sorted(refused.items()))
     body += (
-        f"<p class='foot'>Lines that were refused: {html.escape(told) or 'none'}. The certified "
+        f"<p class='foot'>Lines that were refused: {html.escape(counts) or 'none'}. The certified "
         "share is of the speed that the profile binds. An alarm is told where a re-run in pairs "
         "confirmed it; chance is how likely so much is where nothing has changed.</p>"
     )

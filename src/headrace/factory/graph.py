@@ -30,7 +30,7 @@ class Step:
     result: Result | None = None
     ran: bool = False
     why: str = ""
-    """Reason why it is to run, has run, or cannot."""
+    """Reason why it runs, has run, or cannot run."""
 
     @property
     def key(self) -> str | None:
@@ -42,11 +42,11 @@ Watch = Callable[[str, Step], None]
 
 
 Known = dict[str, tuple[Descriptor, Result]]
-"""Kept results by key, once they were read and found complete."""
+"""Kept results by key, once read and found complete."""
 
 
 class Graph:
-    """Stages in an order in which each comes after those it needs."""
+    """Stages in an order in which each comes after its dependencies."""
 
     def __init__(self, stages: Iterable[Stage], recipes: Mapping[str, Recipe]) -> None:
         """Raise `InvalidRequest` for a duplicate name, a missing need, or a cycle."""
@@ -75,8 +75,8 @@ class Graph:
         """Return the steps that a run would find or do; nothing runs.
 
         `before`: manifests of an earlier run by stage, which show what has changed. `fresh`: stages
-        to run even if a result is kept. `known`: results that other graphs of one fleet found; of
-        key documents only the size is then checked.
+        to run even if a result is kept. `known`: results that other graphs of one fleet found; then
+        only the size of key documents is checked.
         """
         done: dict[str, Step] = {}
         for stage in self.stages:
@@ -94,7 +94,7 @@ class Graph:
     ) -> list[Step]:
         """Run the missing stages; return every stage with its result.
 
-        A stage that needs a failed gate is left out and says so. An exception of a recipe ends the
+        A stage that needs a failed gate is skipped and reported. An exception of a recipe ends the
         run; all earlier results are kept.
         """
         done: dict[str, Step] = {}
@@ -172,7 +172,7 @@ class Graph:
 
 @lru_cache(maxsize=64)
 def _order(needs: tuple[tuple[str, tuple[str, ...]], ...]) -> list[str]:
-    """Order names so that each comes after those it needs; the cells of a fleet share the
+    """Order names so that each comes after its dependencies; the cells of a fleet share the
     result."""
     try:
         return list(TopologicalSorter(dict(needs)).static_order())
@@ -181,7 +181,7 @@ def _order(needs: tuple[tuple[str, tuple[str, ...]], ...]) -> list[str]:
 
 
 def kept(store: Store, key: str, quick: bool = False) -> tuple[Descriptor, Result] | str:
-    """Return (manifest, result) under a key, or the reason why not: "" if nothing is kept.
+    """Return (manifest, result) under a key, or why there is none: "" if nothing is kept.
 
     `quick`: check only the size of the key's document, which is not read here.
     """

@@ -3,8 +3,8 @@
 base: Python and its libraries from Debian's packages, by their digests in `debian.json`. libraries:
 the wheels of the lock, by its hashes. engine: this package, from a wheel or as installed here. The
 image has no shell and no model. It runs as user 65532 and writes only to `/cache` and `/tmp`. The
-flavour for CUDA has a compiler in its base, which Triton needs for launchers, and a layer with
-torch and NVIDIA's libraries below the others, which an engine release does not change.
+CUDA flavour has a compiler in its base, which Triton needs for launchers, and below the others a
+layer with torch and NVIDIA's libraries, which engine releases do not change.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
 """Folder of packages that Debian's Python searches by default."""
 _METADATA = re.compile(rf"{SITE}/[^/]+\.dist-info/METADATA")
 GLIBC = range(17, 37)
-"""Versions 2.x that a wheel may require: up to that of the base."""
+"""Versions 2.x that a wheel may require, up to that of the base."""
 LOCK = PACKAGE.parents[1] / "deploy" / "image.lock"
-"""Lock of a checkout, including the packages that check profiles; `make lock` writes it."""
+"""Lock of a checkout, with the packages that check profiles; `make lock` writes it."""
 CUDA_LOCK = LOCK.with_name("image-cuda.lock")
 """Lock of the flavour for CUDA."""
 FLAVOURS = {"cpu": LOCK, "cuda": CUDA_LOCK}
@@ -79,12 +79,12 @@ CUDA_ENVIRONMENT = (
 USER = 65532
 """Unprivileged user id, as in other images without a shell."""
 MOST_SECONDS = 300
-"""Seconds for the download of one package."""
+"""Most seconds for the download of one package."""
 
 
 @dataclass(frozen=True)
 class ImagePlace:
-    """Sources of packages. They change no result: packages are known by their digests."""
+    """Sources of packages. They do not affect the result: packages are identified by digest."""
 
     mirror: str
     """URL or folder of Debian's packages; empty if none is known."""
@@ -96,7 +96,7 @@ class ImagePlace:
     room: Path
     """A folder that is removed after the run."""
     own: list[list[str]]
-    """(path, SHA-256) of Debian's packages for this machine, whose Python compiles all layers."""
+    """(path, SHA-256) of Debian's packages for this machine; their Python compiles all layers."""
 
     @cached_property
     def packages(self) -> dict[str, Entry]:
@@ -190,10 +190,10 @@ class ImageBuild:
                 asked["libraries"]["heavy"] = False
             stages += [Stage(f"{part}-{one}", part, (), {**about, **asked[part]}) for part in parts]
         needs = tuple(stage.name for stage in stages)
-        told = {"architectures": architectures}
+        contents = {"architectures": architectures}
         if more is not None:
-            told["parts"] = list(parts)
-        stages.append(Stage("image", "image", needs, told))
+            contents["parts"] = list(parts)
+        stages.append(Stage("image", "image", needs, contents))
         recipes = {
             "base": Recipe(_base, code=_CODE),
             "cuda": Recipe(_libraries, code=_CODE),
@@ -219,7 +219,7 @@ class ImageBuild:
         return steps
 
     def _engine(self, architecture: str) -> dict[str, Entry]:
-        """Return the package's files: from its wheel for this processor, else as they are installed
+        """Return the package's files: from its wheel for this processor, otherwise as installed
         here."""
         machine = MACHINES[architecture]
         wheels = sorted((self._wheels or Path()).glob(f"headrace-*{machine}.whl"))
@@ -252,11 +252,11 @@ class ImageBuild:
         """Attest the image: Debian's packages, the lock, the engine's files."""
         made = need(work, "image").outputs
         index = made["index.json"]
-        told = [(self.name, index.digest)]
-        told += [(name, one.digest) for name, one in made.items() if name.startswith("manifest-")]
-        names = [one.removeprefix("manifest-") for one, _ in told[1:]]
+        built = [(self.name, index.digest)]
+        built += [(name, one.digest) for name, one in made.items() if name.startswith("manifest-")]
+        names = [one.removeprefix("manifest-") for one, _ in built[1:]]
         used, asked = work.stage.parameters["used"], {"architectures": names}
-        envelope = provenance("image", told, used, self._key, asked=asked, found={})
+        envelope = provenance("image", built, used, self._key, asked=asked, found={})
         return Result({"attestation": attestation(work.store, index, [envelope])})
 
     def _pack_engine(self, work: Work) -> Result:
@@ -352,7 +352,7 @@ def _requirement(pin: Pin) -> str:
 
 
 def _installed(entries: dict[str, Entry]) -> set[tuple[str, str]]:
-    """Return (package, version) as the files name them: a scanner of the image finds the same."""
+    """Return (package, version) named by the files, as an image scanner would."""
     found = set()
     for name, entry in entries.items():
         if _METADATA.fullmatch(name) and entry.read is not None:

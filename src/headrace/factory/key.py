@@ -22,7 +22,7 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def canonical(value: Any) -> bytes:
-    """Encode as JSON in one spelling: sorted names, no spaces, UTF-8; no NaN or infinity."""
+    """Encode as JSON in one canonical form: sorted names, no spaces, UTF-8; no NaN or infinity."""
     return _ENCODER.encode(value).encode()
 
 
@@ -66,7 +66,7 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 @functools.cache
 def hardware_class() -> dict[str, Any]:
-    """Return the properties of this machine that measurements depend on; equal on machines of one
+    """Return the properties of this machine that affect measurements; equal on machines of one
     kind."""
     found = hardware()
     try:

@@ -1,9 +1,9 @@
 """The fleet's store: logs, metrics, runs and builds as Parquet files that DuckDB reads and writes.
 
 Each table is a folder. A file of `logs` is called `<source>-<from>-<to>.parquet`: a byte range of a
-source, which is identified by its first line. One renaming publishes rows and range together. A
-process killed in between has thus ingested all of that batch or nothing, and a source is ingested
-once under any name. Files of the other tables are named by the digest of their rows.
+source, which is identified by its first line. One renaming publishes rows and range together. So a
+killed process has ingested all of a batch or none of it, and a source is ingested once under any
+name. Files of the other tables are named by the digest of their rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .rows import MOST_LINE, REASONS, SCHEMA, log_row
 from .store import held
 
 BATCH = 200_000
-"""Lines of one file, at most."""
+"""Most lines of one file."""
 MERGED = 5_000_000
 """Rows of a merged file, exceeded by at most the rows of its last part."""
 NAME = re.compile(r"([0-9a-f]{16})-(\d{15})-(\d{15})\.parquet")
@@ -49,7 +49,7 @@ class Taken:
 
 
 class Lake:
-    """The folder; several processes may use it at once, one writes at a time."""
+    """The folder; several processes may use it at once, but only one writes at a time."""
 
     def __init__(self, root: Path) -> None:
         """Create the folder if it is absent. Raises `OptionError`."""
@@ -81,8 +81,8 @@ class Lake:
             source.seek(start)
             while batch := self._batch(source, service):
                 rows, refused, end = batch
-                told = {"refused": json.dumps(refused), "service": service}
-                self._write("logs", f"{name}-{start:015d}-{end:015d}", rows, told)
+                notes = {"refused": json.dumps(refused), "service": service}
+                self._write("logs", f"{name}-{start:015d}-{end:015d}", rows, notes)
                 taken.rows, taken.known, start = taken.rows + len(rows), False, end
                 taken.refused += refused
                 watch(end)
@@ -145,7 +145,7 @@ class Lake:
         """Merge consecutive files; return the number of files removed.
 
         Rows older than `before` (microseconds since 1970) are left out; the position in their
-        source stays known.
+        source is kept.
         """
         gone = 0
         with self._lock(), self.open() as database:
@@ -218,7 +218,7 @@ class Lake:
                     rows.append(row)
         return (rows, refused, place) if rows or refused else None
 
-    def _write(self, table: str, name: str, rows: list[bytes], told: Mapping[str, str]) -> None:
+    def _write(self, table: str, name: str, rows: list[bytes], metadata: Mapping[str, str]) -> None:
         columns = SCHEMA[table]
         kinds = {name: "BIGINT" if kind == "TIMESTAMP" else kind for name, kind in columns.items()}
         listed = ", ".join(f"{name}: '{kind}'" for name, kind in kinds.items())
@@ -236,15 +236,15 @@ class Lake:
                     f"columns = {{{listed}}}, maximum_object_size = {8 * MOST_LINE})"
                 )
                 try:
-                    self._copy(database, query, self.root / table / f"{name}.parquet", told)
+                    self._copy(database, query, self.root / table / f"{name}.parquet", metadata)
                 except duckdb.Error as error:
                     reason = str(error).partition("\n")[0]
                     raise OptionError(f"{self.root}: {reason}", param="into") from None
 
-    def _copy(self, database: Any, query: str, target: Path, told: Mapping[str, str]) -> None:
+    def _copy(self, database: Any, query: str, target: Path, metadata: Mapping[str, str]) -> None:
         """Write a file; it gets its name once it is on the disk."""
-        quoted = ", ".join(f"{name}: '{_quoted(text)}'" for name, text in told.items())
-        notes = f", KV_METADATA {{{quoted}}}" if told else ""
+        quoted = ", ".join(f"{name}: '{_quoted(text)}'" for name, text in metadata.items())
+        notes = f", KV_METADATA {{{quoted}}}" if metadata else ""
         handle, partial = tempfile.mkstemp(dir=self.root / "tmp", suffix=".parquet")
         os.close(handle)
         try:
@@ -268,7 +268,7 @@ class Lake:
         return os.listdir(self.root / "logs")
 
     def _spans(self, name: str) -> list[tuple[int, int]]:
-        """Return (from, to) of the files of a source, without those that lie within another."""
+        """Return (from, to) of the files of a source, without those contained in another."""
         spans = sorted(
             (
                 (int(found[2]), int(found[3]))
@@ -320,8 +320,7 @@ def named(service: str) -> str:
 
 
 def _source(source: BinaryIO, service: str) -> str | None:
-    """Return a source's id, made of its service and first line; None before there is such a
-    line."""
+    """Return a source's id, made of its service and first line; None until there is such a line."""
     first = source.readline(MOST_LINE)
     if not first.endswith(b"\n") and len(first) < MOST_LINE:
         return None

@@ -1,7 +1,7 @@
-"""One layer of an image: a reproducible tar, packed without a time in it.
+"""One layer of an image: a reproducible tar without timestamps.
 
-It does not depend on any clock, user, umask, locale or order of a folder: names are sorted, times
-are 0, owners root, modes one of four.
+It does not depend on the clock, user, umask, locale or order of a folder: names are sorted, times
+are 0, owners are root, modes are one of four.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def wheel(path: Path, below: str) -> dict[str, Entry]:
 
 
 def debian(name: str, package: bytes) -> dict[str, Entry]:
-    """Unpack a Debian package without manuals; of its documents only the licence.
+    """Unpack a Debian package without manuals; keep only the licence of its documents.
 
     Raises `ModelFileError` if it is not such a package.
     """

@@ -29,8 +29,7 @@ from .store import Descriptor
 
 Answer = TypeVar("Answer")
 CHARACTERS = 1500
-"""Length of a window of text, at most. For a short context: half as many characters as its
-tokens."""
+"""Most characters of a window of text. For a short context: half as many as its tokens."""
 
 
 def measure_limits(work: Work) -> Result:
@@ -53,8 +52,8 @@ def measure_limits(work: Work) -> Result:
 
 
 def _memory(engine: AsyncEngine) -> int:
-    """Return the bytes that the memory plan uses, on a machine that is otherwise idle: those of the
-    device that serves."""
+    """Return the bytes that the memory plan uses on the serving device of an otherwise idle
+    machine."""
     here = hardware()
     idle = replace(here, cpu=replace(here.cpu, available=here.cpu.memory))
     limits = replace(engine.options, max_context=engine.max_context, max_sequences=engine.rows)
@@ -139,7 +138,7 @@ def measure_performance(work: Work) -> Result:
         outcome, reason = Outcome.NOT_EVALUATED, "nothing to hold the speed against (--at-least)"
     elif together >= least:
         outcome, reason = Outcome.PASSED, f"at least {least:g} tokens/s are asked"
-    else:  # Nothing is signed then, so the figure may be reported.
+    else:  # Nothing is signed in this case, so the figure may be reported.
         outcome = Outcome.FAILED
         reason = f"{together:.1f} tokens/s, at least {least:g} are asked"
     return Result(outcome=outcome, reason=reason, figures=how, measured=measured)

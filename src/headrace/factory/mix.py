@@ -1,8 +1,8 @@
-"""A type for each matrix of a GGUF under a budget of bytes, or of milliseconds of a machine.
+"""A type for each matrix of a GGUF under a budget of bytes, or of milliseconds on a machine.
 
-The loss of a mix is the sum of its matrices' own (`quantise.sensitivity`). Among the types of each
-matrix the least loss + λ · cost is taken, with the smallest λ that keeps the budget: the best mix
-of its cost, up to one matrix. Matrices that a kernel multiplies in one pass have one type.
+The loss of a mix is the sum of its matrices' losses (`quantise.sensitivity`). For each matrix the
+type with the least loss + λ · cost is taken, with the smallest λ that keeps the budget: the best
+mix of its cost, up to one matrix. Matrices that a kernel multiplies in one pass share a type.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from ..quantise.sensitivity import Read
 
 KINDS = ("Q4_0", "Q4_K", "Q5_0", "Q5_K", "Q6_K", "Q8_0")
-"""Types of a mix: those that GGUF's readers have kernels for."""
+"""Types of a mix: those for which GGUF's readers have kernels."""
 ROWS = 64
 """Rows of a matrix that are tried in each type."""
 SAMPLE = 1024
-"""Tokens that matrices are weighed on, about."""
+"""Approximate number of tokens with which matrices are weighed."""
 SHORT = 256
-"""Tokens of their windows, at most."""
+"""Most tokens of their windows."""
 ERROR = 1.25
-"""Factor on either side of a prediction for what the sample and the second order leave out: an
+"""Factor on either side of a prediction for errors of the sample and the second-order model: an
 assumption, not a measured bound."""
 STEPS = 60
 """Halvings of λ's range."""
 Loss = tuple[float, float]
-"""KL in nats a token: at least and at most."""
+"""KL in nats per token: lower and upper bound."""
 Losses = Mapping[str, Mapping[str, Loss]]
 """By tensor and type."""
 Mix = Mapping[str, str]
@@ -80,13 +80,13 @@ def weigh(
     kinds: Sequence[str] | None,
     progress: Progress | None = None,
 ) -> Losses:
-    """Predict the loss of each tensor in each of some types (None: in its own) from `SAMPLE` tokens
-    of the text."""
-    # Local: torch, which the plan of a build does without.
+    """Predict the loss of each tensor in some types (None: in its own) from `SAMPLE` tokens of the
+    text."""
+    # Local: torch, which the plan of a build does not need.
     from ..quantise.sensitivity import gains, sensitivities
 
     total = sum(map(len, windows))
-    # Short windows: each is one draw of how the changes of its tokens add up.
+    # Short windows: each is one sample of the sum of its tokens' changes.
     some = [
         window[at : at + SHORT]
         for window in windows[:: max(1, total // SAMPLE)]
@@ -99,7 +99,7 @@ def weigh(
     count = sum(map(len, some))
 
     def visit(reads: Mapping[str, Sequence[Read]]) -> None:
-        solved: dict[int, tuple[float, float]] = {}  # Products that read one input have one gain.
+        solved: dict[int, tuple[float, float]] = {}  # Products of one input have one gain.
         for one in {id(mine[name]): mine[name] for name in reads if name in mine}.values():
             table = found.setdefault(one.file_name, {})
             for kind in kinds or (one.kind,):
@@ -123,9 +123,9 @@ def weigh(
 def with_unseen(
     losses: Losses, tensors: Sequence[Any], kinds: Sequence[str] | None
 ) -> dict[str, dict[str, Loss]]:
-    """Return the losses with those of tensors that no token went through: a lookup table, an
-    expert that the router never picked. Theirs is the others' for each byte of the model, not zero:
-    nothing is known of them, so none is made smallest for free."""
+    """Add the losses of tensors that no token used: a lookup table, an expert that the router never
+    picked. Nothing is known of them, so they get the others' loss per byte instead of zero;
+    otherwise all would get the smallest type."""
     found = {name: dict(table) for name, table in losses.items()}
     seen = [one for one in tensors if losses.get(one.file_name)]
     for one in tensors:
@@ -149,8 +149,8 @@ def with_unseen(
 def losses_of(
     tensor: Any, reads: Mapping[str, Sequence[Read]], kind: str
 ) -> Iterator[tuple[Read, float]]:
-    """Yield each read of a tensor with the sum of KL over its tokens, in nats, that rounding to the
-    nearest in a type costs."""
+    """Yield each use of a tensor with the cost of rounding to the nearest in a type: KL in nats,
+    summed over tokens."""
     each = max(1, len(tensor.names) // tensor.matrices)
     for number in range(tensor.matrices):
         names = dict.fromkeys(tensor.names[number * each : (number + 1) * each])
@@ -227,7 +227,7 @@ def best_mix(
     best = choice(2.0**high)
     found = best if cost(mixed(best)) <= budget else least
     left = float(budget - cost(mixed(found)))
-    while True:  # What is left is too little for the next step of the mix, not for every other.
+    while True:  # The rest is too small for this matrix's next step, perhaps not for another's.
         steps = []
         for number, (group, kinds, rate) in enumerate(zip(groups, options, rates, strict=True)):
             was = found[number]
@@ -257,7 +257,7 @@ def predicted(mix: Mix, losses: Losses) -> dict[str, float]:
 
 
 def _groups(tensors: Sequence[Any], arch: ModelArch) -> list[list[Any]]:
-    """Put tensors together that one pass of a kernel multiplies: gate and up."""
+    """Group the tensors that one pass of a kernel multiplies: gate and up."""
     together: dict[str, int] = {}
     refs: list[Any] = [ref for ref in describe(arch).weights() if len(ref.names) > 1]
     for number, ref in enumerate(refs):

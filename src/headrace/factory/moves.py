@@ -1,4 +1,4 @@
-"""One tensor that moves to another format: its numbers, their new codes, and what changed."""
+"""The conversion of one tensor to another format: its numbers, new codes, and the differences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..quantise.solve import Floats
 from . import to_compressed
 
 ROWS = 1 << 22
-"""Numbers that are moved at once."""
+"""Numbers converted at once."""
 Host = npt.NDArray[Any]
 _MOST = {"F32": 2.0**128 - 2.0**104, "F16": 65504.0, "BF16": 2.0**128 - 2.0**120}
 """Largest numbers of the dense types."""
@@ -44,14 +44,14 @@ class Move:
     kind: str
     """Its new type: F32, F16, BF16, a type of GGUF, or the coding's format; `was` if it stays."""
     read: Callable[[], Any]
-    """Reader of the weight as the loader has it."""
+    """Reader of the weight as loaded."""
     coding: Coding | None = None
     offset: float = 0.0
-    """Number that the file has added to each, which its reader takes away."""
+    """Number that the file adds to each element and its reader subtracts."""
     changed: int = 0
-    """Numbers that are not the same afterwards."""
+    """Number of elements that change."""
     error: float = 0.0
-    """Their squared error over the square of all."""
+    """Their squared error over the sum of all squares."""
     total: float = 0.0
 
     @property
@@ -75,7 +75,7 @@ class Move:
         return [(module + suffix, dtype, shape) for suffix, dtype, shape in found]
 
     def data(self) -> list[Host]:
-        """Return its bytes, in order, and count what changed."""
+        """Return its bytes in order; count the changed numbers."""
         weight = self.read()
         if self.stays and isinstance(weight, np.ndarray):
             return [weight]
@@ -96,7 +96,7 @@ class Move:
         return to_compressed.in_order(self.coding, found, suffixes, self.shape)
 
     def _encoded(self, held: OnGrid, top: float) -> Mapping[str, Host]:
-        """Return arrays by suffix of some rows."""
+        """Return the arrays of some rows by suffix."""
         w = held.values
         if self.kind in DENSE:
             offset = np.float32(self.offset)
@@ -122,7 +122,8 @@ class Move:
     def _format(
         self, held: OnGrid, top: float
     ) -> tuple[int, Callable[[Floats, Floats | None], Fitted] | None, Callable[[], Fitted]]:
-        """Return (groups of a row, the grid of given scales, the grid that fits best)."""
+        """Return (groups per row, maker of the grid with given scales, maker of the best fitting
+        grid)."""
         w, coding = held.values, self.coding
         width = w.shape[1]
         if coding is None:
@@ -145,7 +146,7 @@ class Move:
             self.error += float(np.square(off).sum())
 
     def said(self) -> dict[str, Any]:
-        """Return what happened to it, as plain JSON."""
+        """Return a report of the conversion as plain JSON."""
         found: dict[str, Any] = {
             "tensor": self.name, "was": self.was, "kind": self.kind, "lossless": not self.changed,
             "numbers": int(np.prod(self.shape)),
@@ -158,14 +159,14 @@ class Move:
 
 
 def within(w: Floats, kind: str) -> Floats:
-    """Return numbers of which none becomes infinite in a dense type: the largest is the nearest."""
+    """Clip numbers so that none becomes infinite in a dense type."""
     most = np.float32(_MOST[kind])
     over = np.isfinite(w) & (np.abs(w) > most)
     return np.where(over, np.copysign(most, w), w) if over.any() else w
 
 
 def unlike(was: Floats, now: Floats) -> npt.NDArray[np.bool_]:
-    """Return where two arrays have other numbers; NaN is like NaN."""
+    """Return where two arrays differ; NaN equals NaN."""
     differs: npt.NDArray[np.bool_] = was != now
     if differs.any():
         differs &= ~(np.isnan(was) & np.isnan(now))
@@ -182,7 +183,7 @@ def rows_of(weight: Any, first: int, last: int) -> Any:
 
 
 def held_of(weight: Any) -> OnGrid:
-    """Return a weight's numbers, and the grid that they lie on."""
+    """Return a weight's numbers and their grid."""
     if isinstance(weight, np.ndarray):
         return OnGrid(floats(weight).reshape(len(weight), -1).astype(np.float32))
     if isinstance(weight, BlockWeight):
@@ -210,7 +211,7 @@ def _turned(scales: Floats, offsets: Floats | None = None) -> tuple[Floats, Floa
 
 
 def _largest_scale(weight: Any) -> float:
-    """Return the tensor's largest scale; of a dense one its largest number."""
+    """Return the tensor's largest scale, or the largest number of a dense one."""
     found = 0.0
     for first in range(0, weight.shape[0], 4096):
         held = held_of(rows_of(weight, first, min(first + 4096, weight.shape[0])))

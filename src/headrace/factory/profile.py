@@ -29,7 +29,7 @@ UNBOUND = (
     "model", "cache_dir", "context_cache", "context_cache_keys", "context_cache_quota", "offline",
     "keep_packed",
 )  # fmt: skip
-"""Options about the places and the disk of one machine, which change no answer."""
+"""Options about paths and the disk of one machine, which do not affect answers."""
 
 
 class ProfileFile(msgspec.Struct):
@@ -56,7 +56,7 @@ class ProfileModel(msgspec.Struct):
 
 
 class GateRecord(msgspec.Struct):
-    """The end of a gate."""
+    """The outcome of a gate."""
 
     outcome: str
     reason: str
@@ -171,7 +171,7 @@ class Compatibility(StrEnum):
 
 
 def compatibility(profile: ProfileBody, here: Mapping[str, Any]) -> tuple[Compatibility, str]:
-    """Return (how well this machine suits the profile, the reason)."""
+    """Return (the fit of this machine to the profile, the reason)."""
     there = profile.hardware
     if there.get("machine") != here["machine"]:
         why = f"it is of {there.get('machine')}, this is {here['machine']}"
@@ -204,7 +204,7 @@ def bound_options(options: EngineOptions) -> dict[str, Any]:
 
 def with_profile(options: EngineOptions, profile: ProfileBody, path: Path) -> EngineOptions:
     """Apply the profile's options, for the model at `path`. Raises `OptionError` if one was set to
-    something else."""
+    another value."""
     for name, value in bound_options(options).items():
         if profile.options.get(name) != value:
             bound = profile.options.get(name, "the default")
@@ -232,7 +232,7 @@ def check_file(path: Path, one: ProfileFile) -> None:
 
 
 def check_identity(profile: ProfileBody, found: Identity | None) -> None:
-    """Raise `Untrusted` if answers here depend on something else than those of the gates."""
+    """Raise `Untrusted` if the identity of answers here differs from that of the gates."""
     if found is None:
         raise Untrusted("the engine does not say what its answers depend on")
     try:

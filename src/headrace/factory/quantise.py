@@ -43,14 +43,14 @@ from .store import Descriptor, Store
 TARGETS = (*to_gguf.TARGETS, *to_compressed.TARGETS)
 CONFIG = "config.json"
 BUILT_IN, NO_TEXT = "built-in", "none"
-"""Values of the option `text` in place of a file."""
+"""Values of the option `text` instead of a file."""
 HELD_OUT = 1500, 8
-"""Characters and number of the windows, at the beginning of the built-in text, that only the
-accuracy gate reads."""
+"""Characters and number of windows at the beginning of the built-in text that only the accuracy
+gate reads."""
 Calibration = tuple[ModelFiles, TextSample] | Mapping[str, Importance] | None
-"""The opened model and the text that goes through it; an importance matrix; or nothing."""
+"""The opened model and a calibration text; an importance matrix; or None."""
 Writing = Callable[[str, Callable[[BinaryIO], None]], None]
-"""Function that makes a file of this name, with what the given function writes."""
+"""Function that makes a file of this name, filled by the given function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,14 @@ class Quantised:
     """A model in fewer bits."""
 
     names: Mapping[str, str]
-    """New name of each file that was replaced, by the old one."""
+    """New name of each replaced file, by the old one."""
     single: bool
-    """Flag: it is one file that stands alone, a GGUF."""
+    """Whether the model is a single file, a GGUF."""
     tensors: list[dict[str, Any]]
     """Report of each tensor: its type, the rows of text that its input had, its relative error on
     the text."""
+    dense: Sequence[str] = ()
+    """Matrices that stay dense: their rows are not whole blocks."""
 
     def figures(self) -> dict[str, Any]:
         """Return a summary as plain JSON."""
@@ -73,6 +75,7 @@ class Quantised:
             "kinds": sorted({one["kind"] for one in self.tensors}),
             "matrices": len(self.tensors),
         }
+        said |= {"dense": [*self.dense]} if self.dense else {}
         if reached:
             unseen = [one["tensor"] for one in self.tensors if not one["rows"]]
             said |= {"calibrated": len(reached), "without_text": unseen}
@@ -97,9 +100,9 @@ def text_of(named: str | None, held_out: int = HELD_OUT[1]) -> Text | None:
 
 
 def recipe_of(to: str, text: Text | None, tokens: int, budget: str | None = None) -> dict[str, str]:
-    """Return the digests that a work folder's run is about, but the model's."""
-    told = {"to": to, "tokens": tokens, "code": code_digest(_CODE)}
-    parameters = canonical(told if budget is None else {**told, "budget": budget})
+    """Return the digests that identify a work folder's run, except the model's."""
+    about = {"to": to, "tokens": tokens, "code": code_digest(_CODE)}
+    parameters = canonical(about if budget is None else {**about, "budget": budget})
     return {"text": "none" if text is None else text.digest, "recipe": digest_of(parameters)}
 
 
@@ -114,10 +117,10 @@ def quantise_files(
 ) -> Quantised:
     """Make the files of a model in fewer bits.
 
-    `sources`: its files by path; `chosen`: the text that goes through it, or an importance matrix;
-    `mix`: types of a GGUF's matrices by name, where they are not the target's.
-    Raises `ModelFileError`; `UnsupportedModel` if nothing is dense, or if the target belongs to the
-    other format; what `quantise.calibrate` raises.
+    `sources`: its files by path; `chosen`: the calibration text, or an importance matrix; `mix`:
+    types of a GGUF's matrices by name, if not the target's. Raises `ModelFileError`;
+    `UnsupportedModel` if nothing is dense, or if the target belongs to the other format; and the
+    errors of `quantise.calibrate`.
     """
     ending = ".gguf" if to in to_gguf.TARGETS else ".safetensors"
     weights = {name: path for name, path in sources.items() if name.endswith(ending)}
@@ -145,6 +148,7 @@ def _gguf(
     files = {name: GgufFile(path) for name, path in weights.items()}
     if isinstance(chosen, tuple) and len(files) == 1:
         files = dict.fromkeys(files, gguf_of(chosen[0]))  # One mapping, whose pages are given back.
+    dense = [name for file in files.values() for name in to_gguf.unfit(file)]
     made = {name: to_gguf.tensors(file, arch, to, mix) for name, file in files.items()}
     targets = [one for some in made.values() for one in some]
     tensors = _rounded(targets, chosen, folder, progress)
@@ -155,7 +159,7 @@ def _gguf(
             to_gguf.write_gguf(file, out, to, made[name], data_of)
 
         write(_named(name, to), body)
-    return Quantised({name: _named(name, to) for name in files}, True, tensors)
+    return Quantised({name: _named(name, to) for name in files}, True, tensors, dense)
 
 
 def _compressed(
@@ -211,7 +215,7 @@ def _rounded(
     progress: Progress | None,
     places: Sequence[Fold] = (),
 ) -> list[dict[str, Any]]:
-    # Local: torch, which the plan of a build does without.
+    # Local: torch, which the plan of a build does not need.
     from ..quantise.calibrate import calibrate, without_text
 
     if not targets:

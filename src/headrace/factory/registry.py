@@ -1,7 +1,7 @@
 """One repository of a registry: pushing to it and pulling from it.
 
-oras does sessions, tokens and chunked uploads. Manifests are sent byte for byte, since their digest
-is their name. Nothing received is trusted before its digest was computed.
+oras handles sessions, tokens and chunked uploads. Manifests are sent byte for byte, since their
+digest is their name. Nothing received is trusted before its digest was computed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ TIMEOUT = 60.0
 LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 """Registries that are used without TLS; no other is."""
 LARGEST = 10_000_000_000
-"""Bytes of a layer, at most: many registries, and the clouds in front of them, take no more."""
+"""Most bytes of a layer: many registries, and the clouds in front of them, accept no more."""
 MANIFESTS = (INDEX_TYPE, MANIFEST_TYPE)
 Watch = Callable[[Descriptor, bool], None]
 """Callback for each blob, with whether it had to be transferred."""
 
 
 class _Once(Registry):  # type: ignore[misc]
-    """A registry without retries: oras repeats a failing call for two minutes."""
+    """A registry without retries: oras would repeat a failing call for two minutes."""
 
     do_request = Registry.do_request.__wrapped__
 
@@ -89,7 +89,7 @@ class Remote:
         self._put_manifest(store.read(root.digest), root, tag or self._tag)
 
     def pull(self, store: Store, watch: Watch, tag: str | None = None) -> Descriptor:
-        """Pull the tagged thing and all that it needs into the store; return its descriptor."""
+        """Pull the tagged artefact and its dependencies into the store; return its descriptor."""
         data, kind = self._get_manifest(tag := tag or self._tag)
         root = Descriptor(digest=digest_of(data), size=len(data), media_type=kind)
         if is_digest(tag) and tag != root.digest:
@@ -147,7 +147,7 @@ class Remote:
 
 @contextmanager
 def _asked(host: str) -> Iterator[None]:
-    """Raise `DownloadError` for any error of a registry or of the way to it."""
+    """Raise `DownloadError` for any error of a registry or the network."""
     try:
         yield
     except (RequestException, ValueError, KeyError) as error:

@@ -1,8 +1,8 @@
 """Rings: dev, staging and production as signed pointers to profiles; promotion and rollback.
 
 A pointer is an in-toto statement in a DSSE envelope, `rings/<ring>.json` of the store; earlier ones
-are blobs. A copy of the last pointer that this machine trusted lies next to the keys, outside the
-store: an older one that is put back is refused. A ring changes by one renaming.
+are blobs. A copy of the last pointer that this machine trusted is next to the keys, outside the
+store, so that an older one is refused. A ring changes by one renaming.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class RingPointer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ring: str
     counter: Annotated[int, msgspec.Meta(ge=1)]
-    """One more than that of the previous pointer."""
+    """The previous pointer's counter plus one."""
     profile: Digest
     replaces: Digest | None
     """The previous pointer, to whose profile a rollback returns."""
     unevaluated: list[str]
-    """Gates that the ring needs and the profile lacks, let pass by the promoter."""
+    """Gates that the ring needs and the profile lacks, waived by the promoter."""
     valid_until: str | None = None
 
 
 class Rings:
-    """The rings of a store, as these keys and this machine's memory trust them."""
+    """The rings of a store, verified with these keys and this machine's memory of pointers."""
 
     def __init__(self, store: Store, trust: Trust, cache_dir: str | None = None):
         place = digest_of(str(store.root.resolve()).encode()).removeprefix("sha256:")[:16]
@@ -67,7 +67,7 @@ class Rings:
         self._seen = key_folder(cache_dir) / "seen" / place
 
     def read(self, ring: str) -> RingPointer | None:
-        """Read the ring's pointer; None if there never was one. Raises `Untrusted`."""
+        """Read the ring's pointer; None if it never had one. Raises `Untrusted`."""
         return self._read(ring, self._trust)
 
     def _read(self, ring: str, trust: Trust) -> RingPointer | None:
@@ -96,7 +96,7 @@ class Rings:
         unevaluated: Collection[str] = (),
         valid_until: str | None = None,
     ) -> RingPointer:
-        """Point the ring to a profile, once it and the target of a rollback are servable.
+        """Point the ring to a profile, if it and the target of a rollback are servable.
 
         Raises `Untrusted`, `NotFound`; `Forbidden` if a gate failed, or was not evaluated and is
         not in `unevaluated`.
@@ -110,7 +110,7 @@ class Rings:
         if wrong := [f"{name}: {ended[name]}" for name in missing if name not in fine]:
             raise Forbidden(f"{ring} needs {', '.join(wrong)} (see --unevaluated)")
         with self._store.lock(f"ring-{ring}"):
-            # A promotion is to replace a withdrawn pointer, which no rollback should restore.
+            # A promotion replaces a withdrawn pointer, which no rollback should restore.
             with suppress(Withdrawn):
                 now = self.read(ring)
                 same = now and self._servable(now.profile).digest == found.digest
@@ -135,7 +135,7 @@ class Rings:
             try:
                 if (now := self.read(ring)) is not None:
                     self._servable(now.profile)
-                with suppress(Withdrawn):  # Perhaps the reason of its replacement.
+                with suppress(Withdrawn):  # Perhaps the reason for its replacement.
                     if (old := self._before(now)) is not None:
                         self._servable(old.profile)
             except Untrusted as error:
@@ -144,7 +144,7 @@ class Rings:
     def _load(
         self, folder: Path, ring: str, trust: Trust | None = None
     ) -> tuple[RingPointer | None, bytes]:
-        """Load the pointer in a folder; revocation and expiry count only with `trust`."""
+        """Load the pointer in a folder; revocation and expiry are checked only with `trust`."""
         path = folder / f"{ring}.json"
         try:
             with path.open("rb") as file:
@@ -186,15 +186,15 @@ class Rings:
     def _write(
         self, ring: str, key: CryptoSigner, profile: str, gates: list[str], end: str | None
     ) -> RingPointer:
-        """Replace the ring's pointer, then the memory of it: a crash in between leaves the memory
-        older."""
+        """Replace the ring's pointer, then the memory of it: after a crash in between the memory is
+        the older one."""
         with self._store.lock("rings"):
             last, before = self._load(self._store.root / "rings", ring)
             replaces = self._store.put(before, ENVELOPE_TYPE).digest if last else None
             counter = last.counter + 1 if last else 1
             made = RingPointer(ring, counter, profile, replaces, gates, end)
             data = sign(_statement(made), key)
-            self._opened(data, ring, self._trust)  # Refuses a revoked key, or an end in the past.
+            self._opened(data, ring, self._trust)  # Refuses a revoked key and a past end.
             with self._store.writing():
                 appear(self._store.root / "rings" / f"{ring}.json", data, 0o644, replace=True)
             self._remember(made, data)

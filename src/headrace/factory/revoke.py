@@ -65,8 +65,8 @@ def trusted(path: Path | None, cache_dir: str | None = None) -> Trust:
 
 
 def believed(path: Path, cache_dir: str | None = None, dated: bool = True) -> Revocations | None:
-    """Read the list in a file, or None without a file. A key of the folder must have signed it, one
-    that it does not revoke.
+    """Read the list in a file, or None without a file. A key of the folder that it does not revoke
+    must have signed it.
 
     `dated`: whether the list can expire. Raises `Untrusted`.
     """
@@ -95,7 +95,7 @@ def revoke(
     cache_dir: str | None = None,
     valid_until: str | None = None,
 ) -> Revocations:
-    """Add these, with a reason each, to the list. Raises `Untrusted`, `OptionError`."""
+    """Add these entries, with a reason each, to the list. Raises `Untrusted`, `OptionError`."""
     with _changing(cache_dir) as path:
         old = believed(path, cache_dir, dated=False)
         revoked = {**(old.revoked if old else {}), **what}

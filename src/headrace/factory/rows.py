@@ -1,7 +1,7 @@
 """Contents of the fleet's store, one type per table, and the parsing of foreign lines into rows.
 
-Sources are files that a service or a build has written, and so hostile. A line becomes a row or is
-refused for one of `REASONS`. Secrets are masked here once more.
+Sources are files written by a service or a build, so they are untrusted. A line becomes a row or is
+refused for one of `REASONS`. Secrets are masked here again.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ Value = str | int | float | bool | None
 
 
 class LogLine(msgspec.Struct, kw_only=True):
-    """A line as `obs.logs.JsonFormatter` writes it, within its own bounds; unknown names are
-    ignored."""
+    """A line of `obs.logs.JsonFormatter`, within its bounds; unknown names are ignored."""
 
     ts: Annotated[datetime, msgspec.Meta(tz=True)]
     level: Literal["debug", "info", "warning", "error", "critical"]
@@ -139,7 +138,7 @@ def log_row(line: bytes, service: str) -> bytes | str:
 
 
 def _text(text: str) -> str:
-    """Return the text without secrets, and without NUL, which no column takes."""
+    """Return the text without secrets, and without NUL, which columns cannot hold."""
     return _hidden(text.replace("\0", "") if "\0" in text else text)
 
 

@@ -43,7 +43,7 @@ TARGET = {
     "python_version": PYTHON,
     "sys_platform": "linux",
 }
-"""Environment for the conditions of a lock, except for the processor."""
+"""Environment for the conditions of a lock, without the processor."""
 
 
 def locked(text: str, machine: str) -> list[Pin]:
@@ -120,7 +120,7 @@ def bill(model: dict[str, Any], pins: list[Pin]) -> bytes:
 
 
 def model_document(work: Work) -> dict[str, Any]:
-    """Return a model's name, licence and files, as bill and profile have them; for a quantised
+    """Return a model's name, licence and files in the form of bill and profile; for a quantised
     model also the original files."""
     parameters = work.stage.parameters
     files, fetched = model_files(work), need(work, "fetch").outputs
@@ -136,7 +136,7 @@ def model_document(work: Work) -> dict[str, Any]:
 
 
 def listed(files: Mapping[str, Descriptor]) -> list[dict[str, Any]]:
-    """List the path, digest and size of each file, as documents have them."""
+    """List the path, digest and size of each file, in the form of documents."""
     return [
         {"path": path, "digest": one.digest, "size": one.size}
         for path, one in sorted(files.items())

@@ -1,7 +1,7 @@
-"""`headrace quantise`: a model's files in fewer bits, published only if they passed their gate.
+"""`headrace quantise`: a model's files in fewer bits, published only if they pass their gate.
 
-Everything is made in a work folder next to the result. The result gets its name when it is whole,
-was loaded by our own loader, and lost no more than is allowed.
+Everything is made in a work folder next to the result. The result gets its name when it is
+complete, was loaded by our own loader, and is within the allowed loss.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ PRICED = {
     "w4a16": "int4",
     "nvfp4": "nvfp4",
 }
-"""Beginning of a target → format of the roofline."""
+"""Prefix of a target → format of the roofline."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantiseWish:
-    """Model, target, and what the result is held to."""
+    """Model, target, and the thresholds of the result."""
 
     engine: EngineOptions = field(default_factory=EngineOptions)
     to: str = ""
@@ -142,7 +142,7 @@ class Shrinking:
                     )
 
     def predict(self, hardware: Hardware) -> dict[str, Any]:
-        """Return size, and predicted speeds and loss, of the result next to the model's."""
+        """Return the predicted size, speeds and loss of the result, next to the model's."""
         losses = self.losses
         targets = self._targets(self._mix(losses, hardware))
         case = make_case(str(self.files.path), hardware)
@@ -166,14 +166,14 @@ class Shrinking:
 
     @cached_property
     def losses(self) -> Losses:
-        """The loss of each matrix in each type, weighed on a part of the text; {} without one."""
+        """The loss of each matrix in each type, estimated on a part of the text; {} without one."""
         if self.sample is None or self.files.arch.task != "tokens":
             return {}
         kinds = KINDS if self._budget is not None else None
         return weigh(self.files, self.sample.windows, self._targets(), kinds, self._progress)
 
     def _mix(self, losses: Losses, hardware: Hardware | None) -> Mix | None:
-        """Choose the types under the budget. `hardware`: for one in milliseconds."""
+        """Choose the types under the budget. `hardware`: for a budget in milliseconds."""
         if self._budget is None:
             return None
         targets, arch = self._targets(), self.files.arch
@@ -195,7 +195,7 @@ class Shrinking:
         return best_mix(targets, arch, losses, milliseconds, 1e3 * self._budget.seconds, "ms")
 
     def _targets(self, mix: Mix | None = None) -> Sequence[Any]:
-        """List the tensors that are made smaller."""
+        """List the tensors to quantise."""
         arch, to = self.files.arch, self.wish.to
         if to in to_gguf.TARGETS:
             return to_gguf.tensors(gguf_of(self.files), arch, to, mix)
@@ -221,7 +221,9 @@ class Shrinking:
         report."""
         total = sum(one.size for one in self._source.files)
         work = self.out.with_name(f"{self.out.name}.work")
-        check_space(self.out.absolute(), 2 * total)
+        with file_errors(OptionError, f"{self.out.parent} cannot be written", "out"):
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+        check_space(self.out.absolute(), 2 * total, "out")
         model = digest_of(canonical(self._source.parameters()["files"]))
         wish = self.wish
         about = {"model": model, **recipe_of(wish.to, self.text, wish.tokens, wish.budget)}
@@ -242,14 +244,14 @@ class Shrinking:
         return report
 
     def _choose(self, folder: WorkFolder) -> None:
-        """Choose the types once: a run that goes on has those of the beginning."""
+        """Choose the types once: a continued run keeps its first choice."""
         if self._budget is None:
             return
         if not folder.has(CHOICE):
             mix = self._mix(self.losses, None)
             assert mix is not None
-            told = {"mix": mix, "KL": predicted(mix, self.losses)}
-            folder.write(CHOICE, [np.frombuffer(json.dumps(told).encode(), np.uint8)])
+            choice = {"mix": mix, "KL": predicted(mix, self.losses)}
+            folder.write(CHOICE, [np.frombuffer(json.dumps(choice).encode(), np.uint8)])
             folder.commit(folder.done, (), ())
         self._choice = json.loads(folder.array(CHOICE, np.uint8).tobytes())
 
@@ -292,7 +294,7 @@ class Shrinking:
             ) from None
 
     def _report(self, about: dict[str, str], made: Quantised, staged: Path) -> dict[str, Any]:
-        # Local: kernels, which a plan does without.
+        # Local: kernels, which a plan does not need.
         from .compare import compare, thresholds
 
         names = sorted(path.relative_to(staged).as_posix() for path in staged.rglob("*.*"))
@@ -322,7 +324,7 @@ class Shrinking:
         return {**report, "comparison": found.said(), "gate": gate}
 
     def _held_out(self) -> Sequence[npt.NDArray[np.int64]]:
-        """Return the windows of the gate, which no calibration reads unless the user's text has
+        """Return the gate's windows, which no calibration reads unless the user's text contains
         them."""
         tokenizer = load_tokenizer(self.files.tokenizer, self.files.arch.vocab_size)
         characters = min(HELD_OUT[0], self.files.arch.max_context // 2)
@@ -332,8 +334,9 @@ class Shrinking:
     def _publish(self, staged: Path, report: dict[str, Any]) -> None:
         only = list(staged.iterdir())
         single = len(only) == 1 and only[0].suffix == ".gguf"
-        os.replace(only[0] if single else staged, self.out)
-        write_report(self.out, report)
+        write_report(self.out, report)  # First: no result without one.
+        with file_errors(OptionError, f"{self.out} cannot be written", "out"):
+            os.replace(only[0] if single else staged, self.out)
 
 
 def _free(imatrix: Path) -> None:
@@ -350,10 +353,12 @@ def _copied(path: Path, out: BinaryIO) -> None:
 
 
 def write_report(out: Path, report: dict[str, Any]) -> tuple[Path, Path]:
-    """Write the report next to the result as JSON and as a page; return both paths."""
+    """Write the report next to the result as JSON and as a page; return both paths. Raises
+    `OptionError`."""
     paths = out.with_name(f"{out.name}.report.json"), out.with_name(f"{out.name}.report.html")
-    paths[0].write_text(json.dumps(report, indent=1) + "\n")
-    paths[1].write_text(report_page(report))
+    with file_errors(OptionError, f"the report {paths[0]} cannot be written", "out"):
+        paths[0].write_text(json.dumps(report, indent=1) + "\n")
+        paths[1].write_text(report_page(report))
     return paths
 
 
@@ -362,7 +367,7 @@ def report_page(report: dict[str, Any]) -> str:
     gate = report["gate"]
     verdict = {True: "passed", False: "failed", None: "not evaluated"}[gate["passed"]]
     share = report["bytes"] / report["was"]
-    told = f"{report['bytes'] / 1e6:,.0f} MB, {share:.0%} of the model; gate {verdict}"
+    summary = f"{report['bytes'] / 1e6:,.0f} MB, {share:.0%} of the model; gate {verdict}"
     body = "".join(f"<p>{html.escape(why)}</p>" for why in gate["why"])
     if found := report.get("comparison"):
         rows = []
@@ -382,7 +387,7 @@ def report_page(report: dict[str, Any]) -> str:
     body += table(["tensor", "type", "weights", "rows of text", "nearest", "kept"], rows)
     digests = {**report["digests"], **report["files"]}
     body += table(["digest of", "SHA-256"], [[name, one] for name, one in digests.items()])
-    return page(f"{report['model']} as {report['to']}", told, body)
+    return page(f"{report['model']} as {report['to']}", summary, body)
 
 
 def _errors_chart(tensors: list[dict[str, Any]]) -> Chart:

@@ -1,7 +1,7 @@
 """Signatures: in-toto statements in DSSE envelopes, made and checked by securesystemslib.
 
-An envelope is accepted in one spelling alone, so that no byte of its file can change unnoticed.
-`Trust` decides which keys count, until when, and whether they are revoked.
+An envelope is accepted in its canonical form only, so that no byte of its file can change
+unnoticed. `Trust` decides which keys count, until when, and whether they are revoked.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ with needing("the factory needs", "factory"):
 STATEMENT = "https://in-toto.io/Statement/v1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MOST_BYTES = 4 << 20
-"""Size of an envelope's file, at most."""
+"""Most bytes of an envelope's file."""
 _UNREADABLE = OSError, ValueError, TypeError, UnsupportedAlgorithm, Error
 """Exceptions raised by reading a file that holds no key."""
 
 
 def key_folder(cache_dir: str | None = None) -> Path:
-    """Return the folder of the own key, whose subfolder `trusted` has the trusted public keys."""
+    """Return the folder of our own key; its subfolder `trusted` has the trusted public keys."""
     return (Path(cache_dir) if cache_dir else cache_root()) / "factory"
 
 
 def signer(path: Path | None, cache_dir: str | None = None) -> CryptoSigner:
-    """Read the Ed25519 key in a file (PEM, PKCS 8); None: the own one, made at its first use.
+    """Read the Ed25519 key in a file (PEM, PKCS 8); None: our own, made at its first use.
 
     This machine trusts its public half from now on. Raises `OptionError`.
     """
@@ -81,10 +81,9 @@ class Trust:
 
     keys: tuple[SSlibKey, ...] = ()
     revoked: Mapping[str, str] = field(default_factory=dict)
-    """Reasons, by the digest of an envelope or of one of its subjects, or a key's id."""
+    """Reasons by the digest of an envelope or of one of its subjects, or by a key's id."""
     since: datetime | None = None
-    """Time at which the revocations were signed: a clock that shows an earlier time is not
-    trusted."""
+    """Time at which the revocations were signed: an earlier clock is not trusted."""
     dated: bool = True
     """Whether `valid_until` counts."""
 
@@ -94,8 +93,7 @@ class Trust:
         return Trust(self.keys, dated=False)
 
     def hold(self, data: bytes, signers: Iterable[str], statement: Mapping[str, Any]) -> None:
-        """Raise `Withdrawn` if this envelope, whose signature was checked, is revoked or has
-        expired."""
+        """Raise `Withdrawn` if this verified envelope is revoked or has expired."""
         about = [one["digest"]["sha256"] for one in statement["subject"]]
         for one in (digest_of(data), *(f"sha256:{digest}" for digest in about), *signers):
             if (why := self.revoked.get(one)) is not None:
@@ -170,7 +168,7 @@ def opened(data: bytes, trust: Trust) -> dict[str, Any]:
     if envelope.payload_type != PAYLOAD_TYPE:
         raise Untrusted(f"the envelope holds {envelope.payload_type!r:.80}, not {PAYLOAD_TYPE}")
     known = {key.keyid: key for key in trust.keys if key.keyid in envelope.signatures}
-    # A revoked key says nothing if another one signed too; alone it is reported.
+    # A revoked key is ignored if another one signed too; alone it is reported.
     signers = {one: key for one, key in known.items() if one not in trust.revoked} or known
     if not signers:
         named = ", ".join(one[:16] for one in envelope.signatures) or "nobody"
@@ -193,7 +191,7 @@ def opened(data: bytes, trust: Trust) -> dict[str, Any]:
 
 
 def appear(path: Path, data: bytes, mode: int, replace: bool = False) -> None:
-    """Write a file atomically; an existing one stays, or is replaced."""
+    """Write a file atomically; an existing one is kept, or replaced (`replace`)."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

@@ -13,9 +13,9 @@ from ..loader.partial import file_sha256
 
 Folder = TypeVar("Folder", bound=PurePath)
 WEIGHTS = (".gguf", ".safetensors")
-"""Endings of files that hold numbers and no code."""
+"""Endings of files that contain numbers and no code."""
 MOST_FILES = 2000
-"""Files of a model's folder, at most."""
+"""Most files of a model's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model that a user named."""
+    """A model named by a user."""
 
     name: str
     files: tuple[SourceFile, ...]
@@ -39,7 +39,7 @@ class Source:
     licence: str | None
 
     def parameters(self) -> dict[str, Any]:
-        """Return the key parameters of the stage that fetches: without the files' place."""
+        """Return the key parameters of the fetching stage, without the files' paths."""
         return {
             "name": self.name,
             "files": [[one.path, f"sha256:{one.sha256}", one.size] for one in self.files],
@@ -59,10 +59,10 @@ def model_folder(engine: EngineOptions, progress: Progress | None = None) -> Pat
 
 
 def find_source(engine: EngineOptions, progress: Progress | None = None) -> Source:
-    """Find the model of the options: from the catalog as pinned, from a folder or a hub by its
-    bytes now.
+    """Find the model of the options: from the catalog by its pinned digests, from a folder or a hub
+    by its current bytes.
 
-    Raises the errors of `loader.open_model`; `ModelFileError` for a folder that is not a model's.
+    Raises the errors of `loader.open_model`; `ModelFileError` for a folder without a model.
     """
     model = engine.model
     if model in CATALOG and not Path(model).exists():

@@ -1,4 +1,4 @@
-"""Other sources of the fleet's store than logs: scrapes, runs of the bench, builds of a store."""
+"""Sources of the fleet's store other than logs: scrapes, bench runs, builds of a store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .stage import Outcome, Result
 from .store import SMALL, Store
 
 WAIT = 10.0
-"""Seconds for a service to return its metrics."""
+"""Most seconds for a service to return its metrics."""
 
 
 def take_source(lake: Lake, source: str, service: str) -> Taken:

@@ -84,5 +84,5 @@ def _pinned(name: str, version: str, hashes: list[str]) -> dict[str, Any]:
 
 
 def _plain(name: str) -> str:
-    """Return the name without characters that an identifier may not have."""
+    """Return the name without characters that an identifier may not contain."""
     return re.sub("[^A-Za-z0-9.-]+", "-", name)

@@ -11,13 +11,13 @@ from ..base.sampling import SamplingParams
 from ..engine.clients.face import ServingEngine
 
 PROMPT, TOKENS, ROUNDS, TOGETHER = 16, 24, 3, 8
-"""Ids of a prompt, tokens of an answer, repetitions, answers at once."""
+"""Ids of a prompt, tokens of an answer, repetitions, concurrent answers."""
 
 
 async def seconds_per_token(engine: ServingEngine) -> float | None:
     """Measure the median time per token of one short answer; None if the model makes vectors.
 
-    A build certifies it and a server repeats it.
+    A build certifies this figure and a server measures it again.
     """
     if engine.files.arch.task != "tokens":
         return None
@@ -27,15 +27,14 @@ async def seconds_per_token(engine: ServingEngine) -> float | None:
 
 
 async def tokens_per_second(engine: ServingEngine) -> float:
-    """Measure the tokens per second of several answers at once, up to the last token; the
-    median."""
+    """Measure the median tokens per second of several concurrent answers, up to the last token."""
     firsts = [ROUNDS + 1 + turn * TOGETHER for turn in range(ROUNDS)]
     taken = [await _seconds(engine, range(first, first + TOGETHER)) for first in firsts]
     return 1 / median(taken)
 
 
 async def _seconds(engine: ServingEngine, numbers: Iterable[int]) -> float:
-    """Return the time per token of these answers at once; no two prompts share a prefix."""
+    """Return the time per token of concurrent answers; no two prompts share a prefix."""
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
 
     async def answer(number: int) -> int:

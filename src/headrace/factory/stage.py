@@ -20,7 +20,7 @@ NOTE = "dev.headrace."
 
 
 class Outcome(StrEnum):
-    """The end of a gate; a stage that is not a gate passes or raises."""
+    """The outcome of a gate; a stage that is not a gate passes or raises."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -35,7 +35,7 @@ class Stage:
     recipe: str
     """Name of the recipe that runs it."""
     needs: tuple[str, ...] = ()
-    """Names of the stages whose results it takes."""
+    """Names of the stages whose results it uses."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Plain JSON values."""
 
@@ -47,24 +47,24 @@ class Result:
     outputs: Mapping[str, Descriptor] = field(default_factory=dict)
     outcome: Outcome = Outcome.PASSED
     reason: str = ""
-    """Reason why a gate failed or was not evaluated; the values that it compared."""
+    """Reason why a gate failed or was not evaluated, with the compared values."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """Plain JSON values, small: findings, always the same for the same inputs."""
+    """Findings as small plain JSON values, always the same for the same inputs."""
     measured: Mapping[str, Any] = field(default_factory=dict)
-    """Timings as plain JSON values, which differ from run to run: evidence (`attest.Measured`), in
-    no profile and in no later stage's key."""
+    """Timings as plain JSON values, which differ from run to run: evidence (`attest.Measured`), not
+    in a profile or a later stage's key."""
 
     @functools.cached_property
     def content(self) -> str:
-        """Digest for the keys of later stages, of everything but timings. The recipe is not part of
-        it: if a changed recipe gives the same result, later stages need not run."""
-        told = {
+        """Digest of everything except timings, for the keys of later stages. It excludes the
+        recipe: if a changed recipe gives the same result, later stages need not run."""
+        content = {
             "outputs": {name: one.digest for name, one in self.outputs.items()},
             "outcome": str(self.outcome),
             "reason": self.reason,
             "figures": dict(self.figures),
         }
-        return digest_of(canonical(told))
+        return digest_of(canonical(content))
 
     def manifest(self, stage: str, key: Descriptor) -> bytes:
         """Write an OCI manifest whose configuration is the key's document."""
@@ -112,24 +112,24 @@ class Work:
     stage: Stage
     store: Store
     inputs: Mapping[str, Result]
-    """Results of the stages it needs, by their names."""
+    """Results of its dependencies, by stage name."""
     place: Any = None
-    """Inputs that do not change the result, from the caller of the graph: folders, progress."""
+    """Inputs from the graph's caller that do not change the result: folders, progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A function with all that its key needs in addition to the stage's own parameters."""
+    """A function with everything that its key needs besides the stage's own parameters."""
 
     run: Callable[[Work], Result]
     code: tuple[str, ...] = ()
-    """Files and folders of this package that decide its result."""
+    """Files and folders of this package that affect its result."""
     tools: tuple[str, ...] = ()
-    """Packages whose versions decide its result."""
+    """Packages whose versions affect its result."""
     measured: bool = False
-    """Whether the machine decides its result, too."""
+    """Whether the machine affects its result."""
     attests: bool = False
-    """Whether it takes timings, too."""
+    """Whether it gets the timings."""
 
     def key(self, stage: Stage, inputs: Mapping[str, Result]) -> dict[str, Any]:
         """Return the document whose digest is the key."""

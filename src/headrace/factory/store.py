@@ -37,15 +37,15 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 TITLE = "org.opencontainers.image.title"
 REF_NAME = "org.opencontainers.image.ref.name"
 SMALL = 16 << 20
-"""Bytes of a blob that is read whole, at most."""
+"""Most bytes of a blob that is read at once."""
 DURABLE = 1 << 20
-"""Bytes from which on a blob is on the disk before it gets its name. Smaller ones are read whole:
-if a power failure damaged one, its digest shows that and it is made again."""
+"""Bytes from which a blob is synced to the disk before it gets its name. Smaller ones are read at
+once: if a power failure damaged one, its digest shows that and it is made again."""
 CHUNK = 8 << 20
 DEEPEST = 32
 """Nested levels of manifests and indexes; an image has three."""
 MOST_PARTS = 1_000_000
-"""Blobs that manifests and indexes name in one walk."""
+"""Most blobs named by manifests and indexes in one traversal."""
 
 
 class Readable(Protocol):
@@ -83,12 +83,12 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         """Create the folder if it is absent. Raises `OptionError`, `Untrusted`."""
-        # Absolute, because programs that a stage runs have their own working directory.
+        # Absolute, because programs run by a stage have another working directory.
         self.root = root = root.absolute()
         self._blobs, self._at = (
             f"{root}/blobs/sha256/",
             f"{root}/",
-        )  # A `Path` takes as long as a read.
+        )  # Making a `Path` takes as long as a read.
         with self.writing():
             for name in ("blobs/sha256", "stages", "runs", "models", "rings", "locks", "tmp"):
                 (root / name).mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ class Store:
     ) -> Descriptor:
         """Store the bytes of a source, hashed as they are read.
 
-        Raises `Untrusted` if they are not the wanted ones, before they have a name.
+        Raises `Untrusted` for other bytes than the wanted ones, before they have a name.
         """
         found, size = hashlib.sha256(), 0
         with self.writing():
@@ -235,10 +235,10 @@ class Store:
                 self._write_index([one for one in before if name_of(one) != name] + [entry])
 
     def checkout(self, files: Mapping[str, Descriptor]) -> Path:
-        """Make a folder with these blobs under these names, as links; the same one every time.
+        """Make a folder with these blobs under these names, as links; always the same one.
 
         All of them are hashed. Raises `Untrusted` with the name of a blob that is not in the store,
-        or a name that is not that of a file in the folder.
+        or a name that would leave the folder.
         """
         for name in files:
             if not is_file_name(name):
@@ -286,8 +286,8 @@ class Store:
     def closure(
         self, *roots: Descriptor, bring: Callable[[Descriptor], None] = lambda one: None
     ) -> list[Descriptor]:
-        """Find all blobs that manifests and indexes need, each once, dependencies first. `bring` is
-        called before a blob is checked.
+        """Return all blobs that manifests and indexes need, each once, dependencies first. `bring`
+        is called before a blob is checked.
 
         Raises `Untrusted` for a document that is absent, changed or invalid, a blob that is absent
         or has another size, and a graph deeper than `DEEPEST` or larger than `MOST_PARTS`.
@@ -388,12 +388,12 @@ def held(handle: int, waits: Callable[[], None] = lambda: None) -> Iterator[None
 
 
 def tag_beside(root: Descriptor, what: str = "att") -> str:
-    """Return the tag of a companion: of the attestation, as cosign names it, or `panels`."""
+    """Return the tag of a companion: an attestation, as named by cosign, or `panels`."""
     return f"{root.digest.replace(':', '-')}.{what}"
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a name, in its one spelling, stays inside its folder."""
+    """Return whether a name is canonical and stays inside its folder."""
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or str(path) != name:
         return False
@@ -401,7 +401,7 @@ def is_file_name(name: str) -> bool:
 
 
 def _is_own(folder: Path, name: str) -> bool:
-    """Return whether the file of this name lies in the folder itself, without links elsewhere."""
+    """Return whether the file of this name is in the folder itself, not linked from elsewhere."""
     return not folder.is_symlink() and Path(os.path.realpath(folder / name)) == Path(
         os.path.realpath(folder), name
     )
@@ -414,7 +414,7 @@ def _holds(path: Path, one: Descriptor) -> bool:
 
 
 def _same(source: Path, target: Path) -> None:
-    """Give the same bytes another name: by a link, or a copy where links are not supported."""
+    """Give the same bytes another name: by a link, or by a copy if links are not supported."""
     try:
         os.link(source, target)
     except OSError:
@@ -437,7 +437,7 @@ def name_of(entry: dict[str, Any]) -> str:
 
 
 def index_document(named: Mapping[str, Descriptor]) -> bytes:
-    """Write `index.json` with these names, in its one spelling."""
+    """Return `index.json` with these names, in canonical form."""
     manifests = [one.document(**{REF_NAME: name}) for name, one in sorted(named.items())]
     return canonical({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": manifests})
 

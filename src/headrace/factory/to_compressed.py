@@ -1,7 +1,7 @@
 """Safetensors with their linear layers in fewer bits, in the format of compressed-tensors.
 
-Engines that read compressed-tensors read it. Embeddings, heads, vectors, routers and image encoders
-stay as they are; so does every other file of the folder.
+Engines that support compressed-tensors can read it. Embeddings, heads, vectors, routers, image
+encoders and all other files of the folder are unchanged.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TARGETS = {
 }
 GLOBAL = "weight_global_scale"
 GROUPS = (128, 64, 32, 16)
-"""Inputs that share a scale of four bits: the largest that divides every row, up to the wished."""
+"""Inputs that share a 4-bit scale: the largest that divides every row, up to the wanted number."""
 LAYER = re.compile(r"\blayers?\.\d+\..*\.weight$")
 ELSEWHERE = re.compile("visual|vision|audio|norm|conv|embed", re.IGNORECASE)
 """Names outside the linear layers of the stack."""
@@ -90,7 +90,7 @@ class CompressedTensor:
         return self.coding.format
 
     def errors(self, number: int, kind: str, inputs: Floats | None) -> Callable[[Any], Floats]:
-        """Return a function from rows to their errors [·, in] if they are rounded to the nearest.
+        """Return a function from rows to the errors [·, in] of rounding them to the nearest.
         `inputs`: Σ x² of each column."""
         data = floats(self.stored.read())
         top = float(np.abs(data).max(initial=0))
@@ -116,7 +116,7 @@ class CompressedTensor:
         return found
 
     def trial(self, factors: Floats, statistic: Statistic) -> float:
-        """Return the error of some rows with factors on their columns; see `quantise.folding`."""
+        """Return the error of some rows with these column factors; see `quantise.folding`."""
         data = floats(self.stored.read())
         rows = np.linspace(0, len(data) - 1, min(ROWS, len(data))).astype(np.int64)
         w = np.ascontiguousarray(data[rows], np.float32) * factors
@@ -155,10 +155,10 @@ def in_order(
     suffixes: Iterable[str],
     shape: tuple[int, ...],
 ) -> list[npt.NDArray[Any]]:
-    """Return a matrix's arrays of all slices, by their suffixes, as the file has them."""
+    """Return a matrix's arrays by suffix, joined from all slices, in the file's layout."""
     for name in ("weight_scale",) * (coding.strategy == "tensor") + (GLOBAL,):
         if name in found:
-            found[name] = found[name][:1]  # One for the whole tensor.
+            found[name] = found[name][:1]  # There is one for the whole tensor.
     found["weight_shape"] = [np.array(shape, "<i8")]
     return [array for suffix in suffixes for array in found[suffix]]
 
@@ -167,7 +167,8 @@ class Folder:
     """The safetensors files of a model, and their quantised form."""
 
     def __init__(self, shards: Mapping[str, Path], to: str, arch: ModelArch | None) -> None:
-        """Read the headers of `shards`, by name; `arch`: of the model, if a text goes through it.
+        """Read the headers of `shards`, by name; `arch`: of the model, if it is calibrated on a
+        text.
 
         Raises `ModelFileError`; `UnsupportedModel` if rows of the linear layers have no common
         group.
@@ -196,8 +197,8 @@ class Folder:
 
     @property
     def folds(self) -> bool:
-        """Whether factors are worth their search and exact: half precision has too small a range
-        for numbers that powers of two were moved into."""
+        """Whether factors pay off and are exact: half precision has too small a range for numbers
+        scaled by powers of two."""
         return self.coding.folds and all(one.stored.dtype != "F16" for one in self.tensors)
 
     def write(
@@ -206,7 +207,7 @@ class Folder:
         out: BinaryIO,
         data_of: Callable[[CompressedTensor], Iterable[npt.NDArray[Any]]],
     ) -> None:
-        """Write one file in its quantised form; `data_of` has the bytes of its new tensors."""
+        """Write one file in its quantised form; `data_of` returns the bytes of its new tensors."""
         stored = self._shards[shard]
         write_header(out, (part for name, one in stored.items() for part in self._parts(name, one)))
         for name, one in stored.items():
@@ -229,14 +230,14 @@ class Folder:
         return config_of(read_json(path), self.coding, digests)
 
     def _vector(self, name: str, one: StoredTensor) -> npt.NDArray[Any]:
-        """Return a tensor that stays, divided by its factors if it has some."""
+        """Return an unchanged tensor, divided by its factors if it has some."""
         named = self.factors and self._arch and from_hf_name(name, self._arch)
         if not named or named not in self.factors:
             return one.read()
         return stored_as(floats(one.read()) / self.factors[named], one.dtype)[0]
 
     def _parts(self, name: str, one: StoredTensor) -> Iterator[tuple[str, str, list[int]]]:
-        """Yield (name, type, shape) of each tensor that one becomes."""
+        """Yield (name, type, shape) of each array that a tensor becomes."""
         new = self._by_name.get(name)
         if new is None:
             yield name, one.dtype, list(one.shape)
@@ -273,8 +274,8 @@ def index_of(shards: Mapping[str, Sequence[Part]]) -> bytes:
 def config_of(
     config: Mapping[str, Any], coding: Coding | None, digests: Mapping[str, str]
 ) -> bytes:
-    """Return a `config.json` with the digests of the shards and the format of the linear layers;
-    None: dense."""
+    """Return a `config.json` with the digests of the shards and the format of the linear layers
+    (`coding`; None: dense)."""
     kept = {key: value for key, value in config.items() if key != "quantization_config"}
     if coding is not None:
         kept["quantization_config"] = {
@@ -288,7 +289,7 @@ def config_of(
 
 
 def common_group(widths: set[int], wished: int) -> int:
-    """Return the largest group, up to the wished one, that divides every row."""
+    """Return the largest group, up to the wanted one, that divides every row."""
     for size in GROUPS:
         if size <= wished and not any(width % size for width in widths):
             return size
@@ -298,7 +299,7 @@ def common_group(widths: set[int], wished: int) -> int:
 
 
 def _canonical(name: str, one: StoredTensor, arch: ModelArch | None) -> tuple[str, ...]:
-    """Return the canonical names of the matrices that a tensor becomes; its own without a model."""
+    """Return the canonical names of a tensor's matrices; the file's name without a model."""
     if arch is None:
         return (name,)  # An importance matrix has the file's names.
     canonical = from_hf_name(name, arch)

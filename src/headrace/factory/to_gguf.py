@@ -1,7 +1,7 @@
-"""A GGUF with its dense matrices quantised; the metadata stays byte for byte.
+"""A GGUF with its dense matrices quantised; the metadata is kept byte for byte.
 
-Vectors, routers and already quantised tensors stay as they are. A file is read a piece at a time,
-and the same file, text and target give the same bytes.
+Vectors, routers and already quantised tensors are unchanged. A file is read piece by piece, and the
+same file, text and target give the same bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.arch import ModelArch
+from ..base.errors import UnsupportedModel
 from ..kernels.arrays import floats
 from ..kernels.cpu.encode import BLOCKS, encoder
 from ..loader import sealed
@@ -31,17 +32,17 @@ from ..quantise.solve import Floats
 from ..quantise.target import Encoded, Stats
 
 ROUTER = re.compile(r"ffn_gate_inp|\.gate\.weight$|router")
-"""Matrices that choose experts: small, and a wrong choice costs a whole expert."""
+"""Matrices that choose experts: small, but a wrong choice costs a whole expert."""
 ENDS = ("token_embd.weight", "output.weight")
 SHARED = re.compile(r"\.attn_(k|v)\.weight$")
-"""Products whose outputs several heads of queries read: few rows, and much of the loss."""
+"""Products whose outputs several query heads share: few rows, but much of the loss."""
 DOWN = re.compile(r"^blk\.(\d+)\.ffn_down(_exps)?\.weight$")
-"""Products back into the residual stream, whose inputs differ most in size."""
+"""Products back into the residual stream, whose inputs vary most in size."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTypes:
-    """Types of matrices; the second of each applies if a row is not whole blocks of the first."""
+    """Types of matrices; the second of each is used if a row is not whole blocks of the first."""
 
     inner: tuple[str, str]
     ends: tuple[str, str]
@@ -49,8 +50,8 @@ class GgufTypes:
     number: int
     """Number of ggml's `general.file_type`."""
     mixed: bool = False
-    """Flag: K and V of shared heads have the ends' types, and so has `ffn_down` of half the
-    layers."""
+    """Whether K and V of shared heads, and `ffn_down` of half the layers, have the types of
+    `ends`."""
 
 
 _ENDS = "Q6_K", "Q8_0"
@@ -77,7 +78,7 @@ class GgufTensor:
     info: TensorInfo
     ggml: GgmlType
     names: tuple[str, ...]
-    """Canonical names of its matrices; of stacked experts one after the other."""
+    """Canonical names of its matrices; stacked experts in order."""
 
     @property
     def file_name(self) -> str:
@@ -108,8 +109,8 @@ class GgufTensor:
         return math.prod(self.info.shape) // BY_NAME[kind].block * BY_NAME[kind].nbytes
 
     def errors(self, number: int, kind: str, inputs: Floats | None) -> Callable[[Any], Floats]:
-        """Return a function from rows of matrix `number` to their errors [·, in] if they are
-        rounded to the nearest. `inputs`: Σ x² of each column."""
+        """Return a function from rows of matrix `number` to the errors [·, in] of rounding them to
+        the nearest. `inputs`: Σ x² of each column."""
         data = self.file.view(self.info.name).reshape(self.matrices, *self.info.shape[-2:])[number]
 
         def off(rows: Any) -> Floats:
@@ -141,8 +142,8 @@ class GgufTensor:
 def tensors(
     file: GgufFile, arch: ModelArch | None, to: str, mix: Mapping[str, str] | None = None
 ) -> list[GgufTensor]:
-    """List the tensors that are made smaller. `arch`: of the model, if a text goes through it;
-    `mix`: types of some tensors, by name, in place of the target's."""
+    """List the tensors to quantise. `arch`: of the model, if it is calibrated on a text; `mix`:
+    types of some tensors, by name, in place of the target's."""
     found, target = [], TARGETS[to]
     layers = 1 + max((int(one[1]) for one in map(DOWN.match, file.tensors) if one), default=0)
     for info in file.tensors.values():
@@ -153,7 +154,7 @@ def tensors(
         if kind == info.type:
             continue
         canonical = None if arch is None else from_gguf_name(info.name, arch)
-        # Without a model a matrix has the tensor's name: an importance matrix knows no other.
+        # Without a model a matrix has the tensor's name, as in an importance matrix.
         names = (info.name,) * math.prod(info.shape[:-2]) if arch is None else ()
         if canonical is not None and arch is not None:
             names = tuple(name for name, _ in named(canonical, info.shape, arch))
@@ -168,8 +169,8 @@ def write_gguf(
     made: Iterable[GgufTensor],
     data_of: Callable[[GgufTensor], Iterable[npt.NDArray[Any]]],
 ) -> None:
-    """Write the file with the tensors of `made` in their new types, and its digest; `out` can be
-    read, `data_of` has the tensors' bytes."""
+    """Write the file with the tensors of `made` in their new types, and its digest; `out` must be
+    readable, `data_of` returns the tensors' bytes."""
     new = {one.info.name: one for one in made}
     entries, count = entries_of(file, TARGETS[to].number)
     tensors = []
@@ -191,7 +192,7 @@ def _reader(
 
 
 class FileTensor(NamedTuple):
-    """One tensor of a file that is written."""
+    """One tensor of a file to write."""
 
     name: str
     shape: tuple[int, ...]
@@ -207,7 +208,7 @@ class FileTensor(NamedTuple):
 def write_tensors(
     out: BinaryIO, entries: bytes, count: int, align: int, tensors: Sequence[FileTensor]
 ) -> None:
-    """Write a file of `count` metadata entries, of which one is the digest's, and tensors."""
+    """Write a file of `count` metadata entries, one of them the digest, and tensors."""
     head, at = bytearray(MAGIC + struct.pack("<IQQ", 3, len(tensors), count) + entries), 0
     for one in tensors:
         name = one.name.encode()
@@ -224,9 +225,9 @@ def write_tensors(
 
 
 def _costly(info: TensorInfo, layers: int) -> bool:
-    """Return whether a matrix loses more for its bytes than others do: K and V of heads that at
-    least three of queries share, and `ffn_down` of the first and last eighth of the layers and of
-    every third between."""
+    """Return whether a matrix loses more per byte than others: K and V heads shared by at least
+    three query heads, and `ffn_down` of the first and last eighth of the layers and of every third
+    between."""
     if SHARED.search(info.name):
         return 3 * info.shape[0] <= info.shape[-1]
     found = DOWN.match(info.name)
@@ -236,13 +237,28 @@ def _costly(info: TensorInfo, layers: int) -> bool:
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a tensor is a matrix that a file may have in fewer bits."""
+    """Return whether a tensor is a matrix that can be quantised."""
     matrix = len(shape) >= 2 and name.endswith(".weight") and "norm" not in name
     return matrix and not ROUTER.search(name)
 
 
+def unfit(file: GgufFile) -> list[str]:
+    """List the dense matrices that stay: their rows are not whole blocks of any target. Raises
+    `UnsupportedModel` if that is all there is."""
+    matrices = [one for one in file.tensors.values() if is_matrix(one.name, one.shape)]
+    dense = [one for one in matrices if one.type.name in DENSE]
+    found = [one for one in dense if one.shape[-1] % BY_NAME["Q8_0"].block]
+    if found and len(found) == len(matrices):
+        raise UnsupportedModel(
+            f"no row of the model is whole blocks of {BY_NAME['Q8_0'].block} weights: "
+            f"{found[0].name} has rows of {found[0].shape[-1]}",
+            param="to",
+        )
+    return [one.name for one in found]
+
+
 def kind_of(name: str, shape: tuple[int, ...], was: GgmlType, wished: tuple[str, str]) -> GgmlType:
-    """Return a tensor's new type; the old one if it stays."""
+    """Return a tensor's new type; the old one if it is unchanged."""
     if not is_matrix(name, shape) or was.name not in DENSE:
         return was
     fitting = (BY_NAME[one] for one in wished if shape[-1] % BY_NAME[one].block == 0)
@@ -250,8 +266,8 @@ def kind_of(name: str, shape: tuple[int, ...], was: GgmlType, wished: tuple[str,
 
 
 def entries_of(file: GgufFile, number: int) -> tuple[bytes, int]:
-    """Return (the metadata with its new type, ggml's version of the blocks and room for a digest,
-    number of entries)."""
+    """Return (metadata with its new type, ggml's block version and room for a digest; number of
+    entries)."""
     entries, count = bytearray(file.entries()), len(file.metadata)
     for key, value in (("general.file_type", number), ("general.quantization_version", 2)):
         head = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", 4)

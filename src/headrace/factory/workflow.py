@@ -1,7 +1,7 @@
 """Workflows of GitHub, GitLab, Argo and Tekton: the factory's own commands for each cell.
 
-A cell is one task, whose steps run in turn: build, verify, publish, promote. On KubeRay it is the
-whole fleet in one command, which gives the machines of a Ray cluster their cells. The constant part
+A cell is one task, whose steps run in turn: build, verify, publish, promote. On KubeRay one command
+runs the whole fleet and distributes the cells to the machines of a Ray cluster. The constant part
 is data in `workflows`; the rest is filled in here and written as JSON, which is YAML. A shell gets
 quoted words, Kubernetes lists of words. Text that a platform reads as an expression is refused.
 """
@@ -250,7 +250,7 @@ def kuberay(cells: list[Cell], asked: WorkflowOptions, text: str) -> dict[str, A
     workers = []
     for number, (kind, labels) in enumerate(zip(kinds, nodes, strict=True)):
         gpu = any(cell.hardware == kind and cell.engine.device == "cuda" for cell in cells)
-        # One unit, so one cell at once; a shell reads it.
+        # One unit, so one cell at a time; a shell reads it.
         started = {"resources": shlex.quote(json.dumps({kind: 1}))} if kind else {"num-cpus": "1"}
         count = {"groupName": f"kind-{number}", "replicas": 1, "minReplicas": 1, "maxReplicas": 1}
         workers.append({**count, **group(labels, started, gpu=gpu)})

@@ -1,9 +1,9 @@
-"""Arrays of two kinds under one name: numpy's in the host's memory, torch's wherever they lie.
+"""Arrays of two kinds under one name: numpy's in host memory, torch's on any device.
 
-On the CPU our kernels read and write memory by its address, so a process that serves with them
-holds numpy arrays and never imports torch. That import would cost it more time and memory than all
-else of a start. The reference and the kernels of GPUs compute on tensors. `Operators.host` says
-which kind a model is built of; `tensor` and `host` convert between them without a copy.
+Our CPU kernels read and write memory by address, so a process that serves with them holds numpy
+arrays and never imports torch. That import would cost more time and memory than the rest of the
+start. The reference and the kernels of GPUs compute on tensors. `Operators.host` says which kind a
+model is built of; `tensor` and `host` convert between them without a copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = Any
-"""A numpy array or a torch tensor. What both offer may be used: shape, length, nbytes, slices."""
+"""A numpy array or a torch tensor. Only use what both offer: shape, length, nbytes, slices."""
 
 HOST_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -34,7 +34,7 @@ _LINE = 64
 
 
 def address(x: Array) -> int:
-    """Return the address of the first element in the host's memory."""
+    """Return the address of the first element in host memory."""
     if isinstance(x, np.ndarray):
         at: int = x.__array_interface__["data"][0]
         return at
@@ -54,7 +54,7 @@ def contiguous(x: Array) -> bool:
 
 
 def mapped(x: Array) -> bool:
-    """Return whether this weight, as loaded, is a view of its file's mapping. Such views are never
+    """Return whether this loaded weight is a view of its file's mapping. Such views are never
     written, so their pages may be dropped and read again."""
     while isinstance(x, np.ndarray | memoryview):
         x = x.base if isinstance(x, np.ndarray) else x.obj
@@ -69,7 +69,7 @@ def dtype_name(x: Array) -> str:
 
 
 def floats(x: Array) -> npt.NDArray[np.float32]:
-    """Return the numbers as fp32 in the host's memory, without a copy if they already are."""
+    """Return the numbers as fp32 in host memory, without a copy if they already are."""
     if not isinstance(x, np.ndarray):
         found: npt.NDArray[np.float32] = x.float().cpu().numpy()
         return found
@@ -79,7 +79,7 @@ def floats(x: Array) -> npt.NDArray[np.float32]:
 
 
 def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Allocate host memory that begins at a cache line."""
+    """Allocate host memory aligned to a cache line."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     room = np.empty(size + _LINE, np.uint8)
@@ -115,8 +115,7 @@ def tensor(x: Array) -> torch.Tensor:
 
 
 def host(x: Array) -> npt.NDArray[Any]:
-    """View the same memory as a numpy array; `x` must lie in the host's memory and not be
-    bfloat16."""
+    """View the same memory as a numpy array; `x` must be in host memory and not bfloat16."""
     return x if isinstance(x, np.ndarray) else x.numpy()
 
 

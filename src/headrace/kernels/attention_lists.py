@@ -49,7 +49,7 @@ class AttentionLists:
             line = torch.tensor([*values, *[0] * (COLUMNS - len(values))], dtype=torch.int32)
             return line.repeat(count, 1)
 
-        # Each entry has one token that sees itself, in the null block.
+        # Each entry has one token, which sees itself, in the null block.
         idle = lines(entries, 0, 0, 1, 1, 0, 1, 0, 1)
         idle[:, 0] = idle[:, 1] = torch.arange(entries)
         alone = idle.clone()
@@ -79,8 +79,8 @@ class AttentionLists:
         assert plan is not None, "made by the program"
         tokens, entries = len(batch.tokens), len(batch.lengths)
         extra = bucket.tokens - tokens
-        # Padding is entries of one token; a mixed step has one padding entry, short or long like
-        # others.
+        # Padding entries have one token each; a mixed step has one padding entry, short or long
+        # like the others.
         short = (1 if bucket.decode else extra) <= self._planner.widest
         length = self._pieces_of(bucket)
         lists = [

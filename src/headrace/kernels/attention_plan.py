@@ -1,13 +1,13 @@
-"""Division of a step's attention among a device's programs, from lengths that the host knows.
+"""Division of a step's attention among a device's programs, from lengths known on the host.
 
-A grid sized by the longest sequence consists mostly of programs that exit at once, and each wave of
-them costs a microsecond a layer: 256 sequences of 1,000 tokens next to one of 10,000 made 61,000 of
-them. The host knows every length and copies to the device once a step anyway, so it lists the work.
-Entries of few tokens get *pieces* of the KV: about as many as keep the device busy, whatever the
-lengths. The others are *chunks*, among which the programs of a tile find theirs.
+A grid sized by the longest sequence is mostly programs that exit at once. Each wave of them costs a
+microsecond a layer: 256 sequences of 1,000 tokens next to one of 10,000 made 61,000 of them. The
+host knows every length and copies to the device once a step anyway, so it lists the work. Entries
+of few tokens are cut into *pieces* of the KV, about as many as keep the device busy. The others are
+*chunks*, among which the programs of a tile find theirs.
 
-A line holds everything that its kernel would otherwise look up, so it costs one read and no more.
-In the buffers of a graph, lines after a list's end are zero: nothing to do.
+A line holds everything that its kernel would otherwise look up, so it costs a single read. In the
+buffers of a graph, lines after a list's end are zero: no work.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ the eight run at a time."""
 PROGRAMS = 132 * PER_MULTIPROCESSOR
 """Pieces times KV heads of a device of unknown size."""
 SHORTEST = 128
-"""Fewest tokens of a piece: shorter ones are mostly start-up, end and a partial result to add. Cuts
-fall at multiples of it; it is a multiple of every tile."""
+"""Fewest tokens of a piece: shorter ones are mostly overhead. Cuts fall at multiples of it; it is a
+multiple of every tile."""
 COLUMNS = 8
 """Numbers per line of either list. A piece: entry, first row, tokens, length, from (in units of
 `SHORTEST`), to, number of the piece, pieces of the entry. A chunk: entry, first row, tokens,
@@ -44,7 +44,7 @@ class AttentionPlan:
     chunks: Array
     """[C, 8] int32."""
     chunk_tokens: int
-    """Tokens of all chunks, at most."""
+    """Most tokens of all chunks together."""
     widest: int
     """Most tokens of an entry that is cut in pieces."""
 
@@ -59,7 +59,7 @@ class Planner:
     widest: int = 1
     """Most tokens of an entry that is cut into pieces; 0: no entry is."""
     programs: int | None = None
-    """Pieces times KV heads of the device; None: `PROGRAMS`."""
+    """Most tokens of an entry that is cut into pieces; 0: none is cut."""
 
     def most_pieces(self, entries: int) -> int:
         """Return the largest number of lines in a list of pieces."""
@@ -68,7 +68,7 @@ class Planner:
     def lists(
         self, counts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
     ) -> list[npt.NDArray[np.int32]]:
-        """Return the pieces of each group, and the chunks last, from counts and lengths [B]."""
+        """Return the pieces of each group, and last the chunks, from counts and lengths [B]."""
         rows = counts.cumsum() - counts
         few = np.flatnonzero(counts <= self.widest)
         many = np.flatnonzero(counts > self.widest)
@@ -80,7 +80,7 @@ class Planner:
         return [*(self._pieces(heads, window) for window in self.windows), chunks]
 
     def plan(self, lists: list[Array], counts: npt.NDArray[np.int64]) -> AttentionPlan:
-        """Make the plan from `lists` that already lie on the step's device."""
+        """Make the plan from `lists`, already on the step's device."""
         few, many = counts[counts <= self.widest], counts[counts > self.widest]
         return AttentionPlan(
             lists[:-1], lists[-1], int(many.sum()), self.widest if few.max(initial=0) > 1 else 1
@@ -112,8 +112,8 @@ class Planner:
 
 
 def shortest_piece(reach: npt.NDArray[np.int64], most: int) -> int:
-    """Return the shortest piece size by which sequences of `reach` tokens [B] make at most `most`
-    pieces, or nearly. It is a multiple of `SHORTEST`; `most` is larger than B."""
+    """Return the shortest piece size that cuts sequences of `reach` tokens [B] into about `most`
+    pieces at most. It is a multiple of `SHORTEST`; `most` is larger than B."""
     total = int(reach.sum())
     # Every sequence wastes less than a piece, so the answer lies between these two.
     low = max(1, -(-total // (most * SHORTEST)))

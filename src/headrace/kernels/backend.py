@@ -1,4 +1,4 @@
-"""Protocol of a provider of operators, and the question that it is asked."""
+"""The interface of an operator provider, and the question that it is asked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Shelf(Protocol):
         """Return uint8[size], read-only, or None if it is not kept."""
 
     def refuse(self, why: str) -> None:
-        """Reject the bytes that `find` gave as damaged: no more of them are handed out."""
+        """Reject as damaged the bytes that `find` gave; they are not handed out any more."""
 
     def keep(
         self,
@@ -36,13 +36,13 @@ class Shelf(Protocol):
         data: npt.NDArray[Any],
         replace: Callable[[npt.NDArray[Any]], None],
     ) -> bool:
-        """Take packed weights. True: `data` may be freed; it is read no more, and `replace` will
-        get the same bytes. False: `replace` gets them only if they do come to lie on the shelf."""
+        """Take packed weights. True: `data` may be freed, and `replace` will get the same bytes.
+        False: `replace` gets them only if they end up on the shelf."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Model and options that a backend is asked to serve."""
+    """Model and options that a backend should serve."""
 
     device: str
     """"cpu" or "cuda"."""
@@ -57,11 +57,11 @@ class Question:
     "bfloat16", "float16"), or "packed4" and the like for a `PackedWeight` of that many bits."""
     threads: int = 1
     deterministic: bool = False
-    """Whether rows must be invariant even where that costs time."""
+    """Whether rows must be invariant even if that costs time."""
     quantise: str = "auto"
-    """"auto": weights as they come; "fp8": dense matrices of layers become fp8 at load."""
+    """"auto": weights as stored; "fp8": dense matrices of layers become fp8 at load."""
     asked: bool = False
-    """Whether the user named the backend: it may then serve where it would not offer itself."""
+    """Whether the user named the backend: it may then serve where it does not offer itself."""
     shelf: Shelf | None = None
     """Cache of repacked weights; None: they are repacked at each start."""
     beside: Provider | None = None
@@ -80,7 +80,7 @@ class Question:
         return any(each.bidirectional for each in self.attentions)
 
     def head_sizes(self) -> list[int]:
-        """Return the sizes of the heads that have blocks in the KV cache, each once, ascending."""
+        """Return the distinct head sizes in the KV cache, ascending."""
         return sorted({each.size for each in self.attentions if not each.bidirectional})
 
 
@@ -91,19 +91,19 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     def supports(self, kind: str, question: Question) -> str | None:
-        """Return None if this backend computes the nodes of this kind, else the reason, as half a
-        sentence."""
+        """Return None if this backend computes the nodes of this kind, else the reason why not, as
+        half a sentence."""
         ...
 
     def build(self, question: Question) -> Provider:
-        """Build the operators of the kinds that it supports; others are never called."""
+        """Build the operators of the supported kinds; others are never called."""
         ...
 
 
 @runtime_checkable
 class Explaining(Protocol):
-    """Backend that decides more than which operators it serves."""
+    """A backend that decides more than its list of operators."""
 
     def decisions(self) -> list[Decision]:
-        """Return its other decisions, with reasons. Asked of backends that serve an operator."""
+        """Return its other decisions, with reasons. Called on backends that serve an operator."""
         ...

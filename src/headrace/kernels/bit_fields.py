@@ -1,4 +1,4 @@
-"""Fields of a few bits in bytes, as the blocks of GGUF have them.
+"""Bit fields in bytes, as in GGUF's blocks.
 
 Low bits first: field f of byte j of run r is number (r · fields of a byte + f) · run + j.
 """

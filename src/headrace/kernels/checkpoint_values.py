@@ -1,4 +1,4 @@
-"""Values of the quantised matrices of checkpoints, in the host's memory. Torch-free."""
+"""Values of a checkpoint's quantised matrices, in host memory. Torch-free."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def values(weight: PackedWeight | Fp8Weight) -> Floats:
 
 
 def block_scales(weight: Fp8Weight) -> Floats:
-    """Return fp32 [out, ceil(in / 128)]: the scale of each row's numbers of a block, however
-    stored."""
+    """Return fp32 [out, ceil(in / 128)]: the scale of each row in each block, in any stored
+    form."""
     out, width = weight.shape
     scales = weight.scales.repeat(FP8_BLOCK, 0)[:out] if weight.blocked else weight.scales
     return np.broadcast_to(scales, (out, -(-width // FP8_BLOCK)))
@@ -41,7 +41,7 @@ def block_scales(weight: Fp8Weight) -> Floats:
 @functools.cache
 def e4m3() -> Floats:
     """Return the number of each byte (OCP 8-bit floating point 1.0, E4M3): ±2^(e - 7) · (1 + m /
-    8), and ±2^-6 · m / 8 where e is 0; NaN for the last of each sign."""
+    8), or ±2^-6 · m / 8 if e is 0; NaN for the last code of each sign."""
     byte = np.arange(256)
     exponent, fraction = byte >> 3 & 15, byte & 7
     size = np.where(exponent, 8 + fraction, fraction) * 2.0 ** (np.maximum(exponent, 1) - 10)

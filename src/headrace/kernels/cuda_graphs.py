@@ -1,9 +1,8 @@
 """Steps as CUDA graphs: captured per bucket before readiness, replayed with static inputs.
 
-A step of a small batch is some ten kernels a layer, each shorter than the time that Python needs
-to launch it; a graph launches all of them at once. A graph is fixed in its shapes and addresses,
-so a step is *padded* to the next bucket and its tensors are copied into buffers that all graphs
-share:
+A step of a small batch is some ten kernels a layer, each shorter than its launch by Python; a graph
+launches all of them at once. A graph's shapes and addresses are fixed, so a step is *padded* to the
+next bucket and its tensors are copied into buffers that all graphs share:
 
 * decode (every entry computes one token): buckets of entries. Padding entries have length 1, token
   0 and an empty table, so they read and write the null block only.
@@ -12,22 +11,22 @@ share:
 * sequence lengths do not matter: the host lists pieces of the KV, at most as many as the bucket's
   grid has programs, however unequal the lengths (`attention_plan`).
 
-Graphs compute the last layer for every token, so that one graph serves steps that want all hidden
-states as well. At these sizes products are bound by their weights, so the few sampled rows alone
-would take as long. In a decode bucket every entry has logits; where drafts are verified, every
-token of the small mixed ones.
+Graphs compute the last layer for every token, so that one graph also serves steps that need all
+hidden states. At these sizes products are bound by their weights, so sampled rows alone would take
+as long. In a decode bucket every entry has logits; if drafts are verified, so has every token of
+small mixed buckets.
 
 A graph ends with its tokens, drawn without filters: a peak per tile of the logits, a mass per tile,
-a token. A row that takes its most likely token is one such draw (`DrawParameters`) and skips the
-masses. So one graph serves both, and such a step is the graph and one small copy to the host.
-Variants of the tail, captured apart, would double the graphs to save greedy steps one kernel of a
-microsecond. Filters are 8 or 16 more kernels. A step with a filter takes the logits and launches
-them after the graph (`triton.sampling`): inside it, rows without a filter would pay for them.
+a token. A greedy row is a special draw (`DrawParameters`) that skips the masses. So one graph
+serves both, and such a step is the graph and one small copy to the host. Separate graphs for greedy
+steps would double their number to save one kernel of a microsecond. Filters are 8 or 16 more
+kernels. A step with a filter launches them on the logits after the graph (`triton.sampling`):
+inside it, rows without a filter would pay for them.
 
 A step that fits no bucket or has adapters runs call by call, as without graphs. Results are padded
 too: their first rows are the step's, valid until the next step. All graphs share one memory pool,
-since only one of them runs at a time. Logits lie outside it in one buffer, so that they do not keep
-it from being shared: the head writes them there, or they are copied.
+since only one of them runs at a time. Logits are outside it in one buffer, so that they do not
+prevent the sharing: the head writes them there, or they are copied.
 """
 
 from __future__ import annotations
@@ -48,19 +47,19 @@ from .state_lines import StateLines
 
 ENTRIES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, *range(128, 1025, 64))
 """Buckets of decode steps. Up to some 200 rows products are bound by their weights and padding
-costs nothing; above, every 64 rows: 0.3 % of a step on average, 1.3 % at the worst, by the
-roofline. A 1,000 / 1,000 load of the 8B in fp8 has 872 rows."""
+costs nothing. Above that there is a bucket every 64 rows: 0.3 % of a step on average, 1.3 % at
+worst, by the roofline. A 1,000 / 1,000 load of the 8B in fp8 has 872 rows."""
 MIXED = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Buckets of tokens for mixed steps. Steps that verify drafts use the small ones."""
 LONGER = (1536, 2048, 3072, 4096)
 """Larger buckets, used if a layer of that many tokens takes longer to launch than to compute."""
 LAUNCHED = 7e10
-"""Largest product of a layer's weights and tokens for which launching takes longer. It stands for
-0.4 ms, an H200 host's time for a layer call by call, at 55 % of the bf16 rate (ADR 0030): 4,700
-tokens of a 0.5B, 320 of an 8B."""
+"""Largest product of a layer's weights and tokens for which launching takes longer. It is the work
+of 0.4 ms, an H200 host's time to launch a layer, at 55 % of the bf16 rate (ADR 0030): 4,700 tokens
+of a 0.5B, 320 of an 8B."""
 MIXED_ENTRIES = 256
 VERIFIED = 128
-"""Fewest rows of logits that graphs have room for, where drafts are verified."""
+"""Fewest rows of logits for which graphs have room if drafts are verified."""
 TYPICAL = 16_384
 """KV tokens assumed when a graph is captured, to choose attention's order."""
 
@@ -68,7 +67,7 @@ Replay = Callable[[], None]
 
 
 class GraphMaker(Protocol):
-    """Capturer of a function's launches."""
+    """Captures the launches of a function."""
 
     def capture(self, run: Callable[[], None]) -> Replay:
         """Run the function once or more, capture it, and return a function that replays it."""
@@ -94,8 +93,8 @@ class CudaGraphMaker:
             run()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads of the process (another engine) may still do what capturing forbids in this
-        # one.
+        # Other threads of the process (another engine) may still do things that capturing forbids
+        # in this one.
         mode = "thread_local"
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
             run()
@@ -103,16 +102,16 @@ class CudaGraphMaker:
 
     def memory(self) -> int:
         torch.cuda.synchronize(self._device)
-        # Memory that steps outside graphs left in the allocator's cache does not belong to graphs.
+        # Cached memory of steps outside graphs does not count as the graphs'.
         torch.cuda.empty_cache()
-        # The device's own figure would include other processes' memory. The driver's memory for a
-        # graph, in addition to its tensors, lies within the slack of `worker.device_memory`.
+        # The device's own figure would include other processes' memory. The driver's own memory for
+        # a graph is covered by the slack of `worker.device_memory`.
         return int(torch.cuda.memory_reserved(self._device))
 
 
 @dataclass(slots=True)
 class GraphFacts:
-    """Cost of capturing, and counts of how steps were served."""
+    """Cost of capturing, and the number of steps served in each way."""
 
     graphs: int = 0
     bytes: int = 0
@@ -141,15 +140,14 @@ class _Inputs:
     certain: torch.Tensor
     """fp32 ones."""
     draws: DrawParameters
-    """Draw rules of a graph's rows: the most likely token, unless a step says otherwise."""
+    """Draw rules of a graph's rows: the most likely token, unless a step overrides them."""
     windows: list[int | None] = field(default_factory=list)
     attention: AttentionLists | None = None
     """Attention lists, if the backend has a planner."""
     states: StateLines | None = None
 
     def view(self, bucket: Bucket, samples: int, max_context: int) -> StepBatch:
-        """Return the batch with which a graph of this bucket is captured; `samples` tokens get
-        logits."""
+        """Return the batch for the capture of this bucket's graph; `samples` tokens get logits."""
         tokens, entries = bucket.tokens, bucket.entries
         return StepBatch(
             tokens=self.tokens[:tokens],
@@ -190,7 +188,7 @@ class GraphProgram:
         self._planner = plain.operators.planner(cache, limits.drafts)
         self._inputs = self._make_inputs(cache.windows, cache.first.k.device)
         self._drawn = False
-        """Whether the inputs say that rows are drawn."""
+        """Whether the inputs currently contain draw rules."""
         self._replays: dict[Bucket, Replay] = {}
         self._hidden: torch.Tensor | None = None
         self._logits: torch.Tensor | None = None
@@ -205,7 +203,7 @@ class GraphProgram:
             yield Bucket(entries, entries)
 
     def capture(self) -> None:
-        """Capture every bucket; afterwards nothing is captured or compiled for them."""
+        """Capture every bucket; afterwards nothing more is captured or compiled for them."""
         before = self._maker.memory()
         for bucket in self.buckets():
             self._replays[bucket] = self._capture(bucket)
@@ -214,8 +212,8 @@ class GraphProgram:
 
     def estimate(self) -> int:
         """Estimate the bytes that `capture` would take, from three graphs. The largest mixed and
-        the largest decode graph make the memory that all share; the smallest shows the extra cost
-        of each. Nothing is kept."""
+        the largest decode graph allocate the memory that all share; the smallest shows the extra
+        cost of each. The three are dropped afterwards."""
         buckets = list(self.buckets())
         largest = next((bucket for bucket in buckets if bucket.decode), buckets[0])
         before = self._maker.memory()
@@ -227,7 +225,7 @@ class GraphProgram:
         return shared + each * max(0, len(buckets) - len(kept) + 1)
 
     def find(self, batch: StepBatch) -> Bucket | None:
-        """Return the smallest bucket that the step fits into, or None."""
+        """Return the smallest bucket that fits the step, or None."""
         tokens, entries = len(batch.tokens), len(batch.lengths)
         if any(
             one is not None for one in (batch.adapters, batch.types, batch.encoded, batch.turns)
@@ -240,10 +238,10 @@ class GraphProgram:
             return None if size is None else Bucket(size, size)
         size = _next(self._mixed, tokens)
         chunks = 0 if batch.plan is None else len(batch.plan.chunks)
-        # A padding entry must be free if there are padding tokens.
+        # Padding tokens need a free padding entry.
         while size is not None:
             found, padded = Bucket(size, self._mixed_entries(size)), tokens < size
-            # Lists have a line for it too.
+            # It needs a free line in the lists, too.
             lists = self._inputs.attention
             room = chunks if lists is None else lists.chunks_of(found) - padded
             if (
@@ -289,8 +287,8 @@ class GraphProgram:
         self.facts.padded_tokens += bucket.tokens - len(batch.tokens)
 
     def _sampled(self, batch: StepBatch, bucket: Bucket, found: torch.Tensor) -> torch.Tensor:
-        """Return the rows of a graph's result that the step samples; in some graphs every token has
-        one."""
+        """Return the rows that the step samples from a graph's result; in some graphs every token
+        has one."""
         tokens, samples = len(batch.tokens), len(batch.sample_rows)
         if self._each_row(bucket) and samples < tokens:
             return found[:tokens][batch.sample_rows]
@@ -344,7 +342,7 @@ class GraphProgram:
         self._tokens[:rows].copy_(self._plain.drawing.draw(logits, given))
 
     def _fill_draws(self, draws: DrawParameters | None) -> None:
-        """Set how tokens are drawn; nothing to do from one greedy step to the next."""
+        """Set the draw rules; nothing changes between two greedy steps."""
         mine = self._inputs.draws
         if draws is not None:
             rows = len(draws.uniform)
@@ -358,7 +356,7 @@ class GraphProgram:
         self._drawn = draws is not None
 
     def _idle(self, bucket: Bucket) -> None:
-        """Fill the buffers with a step of nothing but padding."""
+        """Fill the buffers with a step that consists of padding only."""
         empty = torch.empty(0, dtype=torch.int64, device=self._inputs.tokens.device)
         short = empty.to(torch.int32)
         start = self._inputs.counting[:1]
@@ -396,7 +394,7 @@ class GraphProgram:
             starts = inputs.counting[entries + 1 :][:spare]
             lengths = inputs.ones[:spare]
             if not bucket.decode:
-                # The first takes every padding token, the others none.
+                # The first one gets all padding tokens.
                 starts = inputs.counting[bucket.tokens].expand(spare)
                 lengths = inputs.counting[0].expand(spare)
             ints.append((inputs.query_starts[entries + 1 : bucket.entries + 1], starts))
@@ -423,8 +421,8 @@ class GraphProgram:
         return min(MIXED_ENTRIES, self._limits.entries, tokens // 2) + 1
 
     def _samples(self, bucket: Bucket) -> int:
-        """Return the number of tokens of a bucket that get logits: the last of each entry. Where
-        drafts are verified all do, but no more than the largest decode step has, or `VERIFIED`."""
+        """Return the number of tokens of a bucket that get logits: the last of each entry. If
+        drafts are verified all do, up to the largest decode step or `VERIFIED`."""
         if bucket.decode or not self._limits.drafts:
             return bucket.entries
         most = max(VERIFIED, self._entries[-1], bucket.entries)
@@ -483,7 +481,7 @@ def _next(sizes: list[int], size: int) -> int | None:
 def null_step(tokens: int, cache: KvCache, max_context: int, *, decodes: int = 0) -> StepBatch:
     """Make a warm-up step of `tokens` tokens that reads and writes the null block only.
 
-    `decodes`: number of tokens that are each the last of a context of the greatest length.
+    `decodes`: number of tokens that each end a context of the greatest length.
     """
     device, block_size = cache.first.k.device, cache.first.block_size
     rest = tokens - decodes

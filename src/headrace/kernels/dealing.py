@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 STEPS = 128
-"""Steps between two new placements, made if some ranks had more to do."""
+"""Steps between two possible changes of the placement."""
 GAIN = 0.95
-"""Largest share of the busiest ranks' work that a new placement may leave."""
+"""A new placement must reduce the busiest ranks' work to this share or less."""
 
 
 class Dealing:
-    """Placement map of whole experts to ranks, at first in runs of equal length."""
+    """Placement map of whole experts to ranks, initially in runs of equal length."""
 
     def __init__(self, experts: Sequence[int], ranks: int, rank: int) -> None:
         """`experts`: number of experts of each mixture."""
@@ -22,42 +22,42 @@ class Dealing:
         self.owners = [np.arange(count, dtype=np.int32) * ranks // count for count in experts]
         """By mixture, the rank of each expert. Steps read it; it is changed in place."""
         self.went = [np.zeros(count, np.int64) for count in experts]
-        """By mixture, the cost of each expert: eight for each step that read its weights, and one
-        for each row, since a product of eight rows takes as long as two of one."""
+        """By mixture, the cost of each expert: eight for each step that reads its weights and one
+        for each row: a product of eight rows takes as long as two of one."""
         self.sign = 0
         """Checksum of the map, a multiple of four below 2 ** 31. Ranks exchange it at the end of a
-        step, so that none goes on with a map of its own."""
+        step, so that none continues with a different map."""
 
     def begin(self, step: int) -> None:
-        """Before step number `step`, change the placement if that evens out the work. Every rank
-        sees all routing, so all count the same and arrive at the same map without a message."""
+        """Change the placement before step number `step` if that balances the work. Every rank sees
+        all routing, so all compute the same map without a message."""
         owners = self.better() if step % STEPS == 0 else None
         if owners is not None:
             self.set(owners)
 
     def forget(self) -> None:
-        """Reset the costs: after a failed step, when ranks may have come to different places, and
+        """Reset the costs after a failed step, which ranks may have left at different points, and
         after warm-up steps."""
         for went in self.went:
             went[:] = 0
 
     def set(self, owners: Sequence[Sequence[int]]) -> None:
-        """Set another map, between two steps."""
+        """Set another map between two steps."""
         for mine, new in zip(self.owners, owners, strict=True):
             mine[:] = new
         self.sign = zlib.crc32(b"".join(map(bytes, self.owners))) >> 3 << 2
 
     def better(self) -> list[list[int]] | None:
-        """Return a map by which the busiest ranks would have had less work lately, or None.
+        """Return a map with which the busiest ranks would have had less recent work, or None.
 
-        The costliest expert goes to the rank that has least, and so on (Graham 1969).
+        The costliest expert goes to the least loaded rank, and so on (Graham 1969).
         """
         dealt, before, after = [], 0, 0
         for went, owners in zip(self.went, self.owners, strict=True):
             sums, new = [0] * self.ranks, [0] * len(went)
             for expert in np.argsort(-went, kind="stable").tolist():
                 new[expert] = sums.index(min(sums))
-                # Each rank gets equally many of the experts that cost nothing.
+                # Unused experts are spread evenly.
                 sums[new[expert]] += max(1, int(went[expert]))
             dealt.append(new)
             before += int(np.bincount(owners, went, self.ranks).max())

@@ -1,6 +1,6 @@
-"""Parameters and random numbers that all functions from logits to tokens share.
+"""Parameters and random numbers shared by all functions from logits to tokens.
 
-They hold for arrays in the host's memory (numpy) and on a device (torch) alike, so without torch.
+They apply to arrays in host memory (numpy) and on a device (torch), so this module needs no torch.
 `kernels.sampling` defines the filters and their order; `kernels.host_sampling` computes them for
 arrays of the host.
 """
@@ -25,23 +25,22 @@ RULE = np.dtype(
         ("stream", np.uint64),
     ]
 )
-"""Rule by which a program chooses a row's tokens, step after step. Temperature 0: the most likely;
-`stream` as `streams` gives it; else as in `DrawParameters`."""
+"""Rule by which a program chooses a row's tokens, step after step. Temperature 0: the most likely.
+`stream`: the value of `streams`; others as in `DrawParameters`."""
 
 
 @dataclass(slots=True)
 class DrawParameters:
-    """Columns of the rows that draw: [R] each, on the device of the logits; temperature is above
+    """Columns of the drawing rows: [R] each, on the device of the logits; temperature is above
     zero.
 
-    A row that takes its most likely token (the smallest id among equals) has temperature 1, min_p 1
-    and the uniform number 0.
+    A greedy row (the smallest id among equals) has temperature 1, min_p 1 and uniform number 0.
     """
 
     temperature: Any
     """fp32."""
     top_k: Any
-    """int64; 0: all. On a device None if no row has it; likewise `top_p`."""
+    """int64; 0: all. On a device None if no row uses it; likewise `top_p`."""
     top_p: Any
     min_p: Any
     """fp32."""
@@ -50,14 +49,14 @@ class DrawParameters:
 
     @property
     def filtered(self) -> bool:
-        """Whether any row uses top-k or top-p, which have kernels of their own."""
+        """Whether any row uses top-k or top-p, which need additional kernels."""
         return self.top_k is not None or self.top_p is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Functions from logits to tokens, numpy to numpy or tensors to tensors: the reference's, or a
-    backend's own kernels."""
+    """Functions from logits to tokens, numpy to numpy or tensors to tensors, by the reference or a
+    backend."""
 
     draw: Callable[[Any, DrawParameters], Any]
     """logits [R, V] fp32 → tokens [R] int64, one draw per row."""
@@ -99,7 +98,7 @@ def numbers(
 def streams(
     seeds: npt.NDArray[np.uint64], choices: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint64]:
-    """Return the part of `uniforms` that stays the same while a sequence grows."""
+    """Return the part of `uniforms` that is constant while a sequence grows."""
     with np.errstate(over="ignore"):
         state = _mix(seeds + np.uint64(0x9E3779B97F4A7C15))
         return _mix(state ^ (choices.astype(np.uint64) + np.uint64(0xD1B54A32D192ED03)))
@@ -108,8 +107,8 @@ def streams(
 def by_rules(
     drawing: Drawing, logits: Array, rules: npt.NDArray[np.void], places: npt.NDArray[np.int64]
 ) -> Array:
-    """Choose tokens [R] int64 from logits [R, V] in the host's memory, by rules [R] of `RULE`. The
-    tokens will stand at `places` [R] of their sequences."""
+    """Choose tokens [R] int64 from logits [R, V] in the host's memory, by rules [R] of `RULE`.
+    `places` [R]: positions of the tokens in their sequences."""
     drawn = np.flatnonzero(rules["temperature"] > 0)
     if not len(drawn):
         return drawing.argmax(logits)

@@ -5,7 +5,7 @@
   and the residual that it is added to;
 * if a product takes codes, the preceding norm or gate writes them.
 
-The joined nodes have kinds of their own: `base.joins`.
+The joined nodes are kinds of their own: `base.joins`.
 """
 
 from __future__ import annotations
@@ -52,13 +52,12 @@ class Joining(Protocol):
     scales [N, 1], or [N, ceil(D / 128)] where the product's weight has one per block."""
 
     def plan_product(self, weight: Weight, rows: int) -> Way:
-        """Return how the product of this weight, as `prepare` made it, with this many rows is
-        computed."""
+        """Return the way to compute the product of this prepared weight for this number of rows."""
         ...
 
     def row_class(self, rows: int, device: torch.device) -> object:
-        """Return the class of a row count. `plan_product` depends on it and the weight alone; there
-        are few classes."""
+        """Return the class of a row count; there are few. `plan_product` depends only on it and the
+        weight."""
         ...
 
     def linear_around(
@@ -98,8 +97,7 @@ class Joining(Protocol):
 def fused(
     graph: Graph, weights: Prepared, plan: Plan | None, rows: Mapping[str, int]
 ) -> Sequence[Node]:
-    """Return the nodes to run in place of `graph.nodes`, where values of symbol s have rows[s]
-    rows."""
+    """Return the nodes to run in place of `graph.nodes`. Values of symbol s have rows[s] rows."""
     return _Fusing(graph, weights, plan, rows).run()
 
 
@@ -109,7 +107,7 @@ class _Fusing:
     ) -> None:
         self._graph, self._weights, self._plan, self._rows = graph, weights, plan, rows
         self._gone: set[int] = set()
-        """Nodes whose work another node does."""
+        """Nodes computed as parts of other nodes."""
         self._made: dict[int, Node] = {}
 
     def run(self) -> Sequence[Node]:
@@ -139,7 +137,7 @@ class _Fusing:
         return self._plan(self._weights.weight(node.weights[0]), self._rows[node.out[0].rows.name])
 
     def _product(self, index: int) -> Node:
-        """Return product `index` as a node with its surroundings, as far as they are joined."""
+        """Return product `index` as a node, joined with its surroundings as far as possible."""
         node = self._graph.nodes[index]
         bias = node.weights[1] if len(node.weights) > 1 else None
         return self._made.get(
@@ -160,7 +158,7 @@ class _Fusing:
         self._gone.add(reader)
 
     def _add_inside(self, index: int) -> None:
-        """Join x · w + residual, if nothing reads the residual in between."""
+        """Join x · w + residual, unless something reads the product in between."""
         nodes, reader = self._graph.nodes, sum_after(self._graph, index)
         if index in self._made or reader < 0:
             return
@@ -196,7 +194,7 @@ class _Fusing:
         self._gone.add(before)
 
     def _codes_before(self, index: int) -> None:
-        """Let the norm or the gate before a product of codes write them."""
+        """Let the norm or the gate before a product of codes write the codes."""
         nodes = self._graph.nodes
         product = nodes[index]
         source = product.reads[0]

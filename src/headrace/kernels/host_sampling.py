@@ -1,7 +1,7 @@
-"""`kernels.sampling` in numpy for logits in the host's memory; the definitions are there.
+"""`kernels.sampling` in numpy for logits in host memory; the definitions are there.
 
-It goes row by row and touches no more of a row than is needed: at 152,000 tokens a row is 600 kB,
-so each pass over it costs more than the calls around it.
+It works row by row and reads as little of a row as possible. At 152,000 tokens a row is 600 kB, so
+each pass over it costs more than the calls around it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from .draws import DrawParameters, LogprobColumns
 
 BLOCK = 16_384
-"""Logits whose exponentials are summed at once, in fp32: they stay in the first caches."""
+"""Logits whose exponentials are summed at once, in fp32; they fit into the first caches."""
 GROUP = 128
 """Logits per group; the search for the most likely ones looks at each group's largest."""
 
@@ -64,9 +64,9 @@ def log_probabilities(logits: Logits, tokens: npt.NDArray[np.int64], top: int) -
 
 
 def draw(logits: Logits, parameters: DrawParameters) -> npt.NDArray[np.int64]:
-    """Draw as `sampling.draw` does, with a sort of the whole row for top-p: such rows are rare."""
+    """Draw as `sampling.draw` does, with a sort of the whole row for top-p, which is rare."""
     tokens = np.empty(len(logits), np.int64)
-    # A row whose logits are not numbers gets some token; the other rows are not affected.
+    # Rows with NaN logits get an arbitrary token; other rows are not affected.
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         for row, line in enumerate(logits):
             scaled = line / parameters.temperature[row]
@@ -100,15 +100,15 @@ def _most_likely(line: Logits, top: int) -> npt.NDArray[np.int64]:
     if top == 0:
         return np.empty(0, np.int64)
     candidates = np.flatnonzero(line >= _bound(line, top))
-    if len(candidates) < top:  # Some logits are not numbers.
+    if len(candidates) < top:  # Some logits are NaN.
         candidates = np.arange(len(line))
     order = np.argsort(-line[candidates], kind="stable")
     return candidates[order[:top]]
 
 
 def _bound(line: Logits, top: int) -> float:
-    """Return a value that at least `top` logits reach and few others: the peak of `top` groups
-    does."""
+    """Return a bound that at least `top` logits reach and few others do: the `top`-th group's
+    peak."""
     groups = len(line) // GROUP
     if groups < 2 * top:
         return -math.inf
@@ -128,7 +128,7 @@ def _threshold(scaled: Logits, top_k: np.int64, top_p: np.float32, min_p: np.flo
     if not len(ordered):
         return threshold
     cumulative = np.cumsum(_masses(ordered, threshold))
-    # The nucleus ends at the token with which the mass reaches its share of the kept mass.
+    # The nucleus ends at the token that brings the mass to its share of the kept mass.
     last = np.searchsorted(cumulative, np.float64(top_p) * cumulative[-1])
     found: np.float32 = ordered[min(int(last), len(ordered) - 1)]
     return found
@@ -143,10 +143,10 @@ def _masses(scaled: Logits, threshold: np.float32) -> npt.NDArray[np.float64]:
 
 
 def _invert(masses: npt.NDArray[np.float64], uniform: float) -> int:
-    """Return the place at which the cumulated masses [V] pass `uniform` of their sum."""
+    """Return the index at which the sum of the `masses` [V] passes `uniform` of the total."""
     cumulative = np.cumsum(masses)
     total = cumulative[-1]
     found = int(np.searchsorted(cumulative, uniform * total, side="right"))
-    # The product may round up to the sum: then it is the last place that has any mass.
+    # The product may round up to the total: then take the last place with any mass.
     last = min(int(np.searchsorted(cumulative, total)), len(masses) - 1)
     return min(found, last)

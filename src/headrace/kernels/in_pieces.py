@@ -1,6 +1,6 @@
 """A part's graph in pieces, from node to node, operator by operator.
 
-`kernels.cpu.pieces` has the same face over records. Between two pieces other items may run.
+`kernels.cpu.pieces` has the same interface over records. Between two pieces other items may run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .operators import KvCache, Operators, StepBatch
 from .prepared import Prepared
 
 NOTHING = KvCache([], [])
-"""Cache of a part that writes nothing: attention to both sides keeps nothing."""
+"""Cache of a part that writes none: bidirectional attention keeps nothing."""
 
 
 class InPieces(Protocol):
@@ -25,11 +25,11 @@ class InPieces(Protocol):
         ...
 
     def run(self, item: Any, last: int) -> None:
-        """Run an item's nodes up to before `last`."""
+        """Run an item's nodes before `last` that have not run."""
         ...
 
     def rows(self, item: Any, value: Value) -> Array:
-        """Return the rows of a value that the last node made, valid until the next run."""
+        """Return the rows of a value that the last node made; valid until the next run."""
         ...
 
 
@@ -39,7 +39,7 @@ class _UnderWay:
 
 
 class InterpretedPieces:
-    """Runner that keeps an item's values in arrays of their own."""
+    """Runner that keeps an item's values in separate arrays."""
 
     def __init__(
         self, operators: Operators, graph: Graph, weights: Prepared, cache: KvCache = NOTHING

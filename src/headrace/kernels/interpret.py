@@ -1,7 +1,7 @@
 """Execution of a graph's nodes one by one over a backend's operators.
 
-It knows only the length of arrays. It drops each value after its last reader: else a prompt of
-8,000 tokens would hold every layer's values.
+It knows only the lengths of arrays. It drops each value after its last reader: otherwise a prompt
+of 8,000 tokens would keep every layer's values.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ TIMED_AS = {
     "absorb": "attend",
     "unpack": "attend",
 }
-"""Joined kinds of node → the operator that they are counted with."""
+"""Joined kinds of node → the operator under which they are counted."""
 
 
 class Interpreter:
-    """Nodes in their order, with everything they need looked up once."""
+    """Nodes in order, with all their inputs looked up once."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Interpreter:
         ranks: Ranks | None = None,
         dealing: Dealing | None = None,
     ) -> None:
-        """`ranks` and expert placement, if the nodes are a rank's part of a model."""
+        """`ranks`, `dealing`: exchanges and expert placement, if the nodes are a rank's part."""
         self._weights, self._outputs = weights, outputs
         self._ranks, self._dealing = ranks, dealing
         last: dict[Value, int] = {}
@@ -118,8 +118,8 @@ class Interpreter:
         adding: Adding | None = None,
         times: OperatorTimes | None = None,
     ) -> None:
-        """Run the nodes from `first` to before `last`. `values`: what those before them have left,
-        which becomes what these leave."""
+        """Run the nodes from `first` to before `last`. `values`: the live values; those of earlier
+        nodes come in, those of these nodes go out."""
         run = _Run(ops, batch, cache, self._weights, values, adding)
         run.ranks, run.dealing = self._ranks, self._dealing
         for node, function, ends in self._steps[first:last]:
@@ -133,7 +133,7 @@ class Interpreter:
 
 
 def _named(node: Node) -> tuple[str, tuple[int, int] | None]:
-    """Return (the roofline's name of a node, (out, in) of the weight that it multiplies by)."""
+    """Return (a node's name in the roofline, (out, in) of the weight that it multiplies by)."""
     if node.kind not in ("linear", "linear_codes", "around"):
         return TIMED_AS.get(node.kind, node.kind), None
     gated = isinstance(node.spec, AroundSpec) and node.spec.gate is not None
@@ -170,7 +170,7 @@ class _Run:
         return self._cache
 
     def _spent(self, value: Value) -> Array:
-        """Return the array of a value for an operator to overwrite: a copy if it is read again."""
+        """Return a value's array for an operator to overwrite: a copy if it is read again."""
         array = self.values[value]
         if value in self.ends:
             return array
@@ -195,7 +195,7 @@ class _Run:
         self.values[node.out[0]] = self.ops.embed(index, table, spec.scale)
 
     def _of_host(self, numbers: npt.NDArray[np.generic]) -> Array:
-        """Return numbers of the host as operators take them."""
+        """Return numbers of the host in the form that operators take."""
         return numbers if self.ops.host else tensor(numbers)
 
     def _scatter(self, node: Node) -> None:
@@ -247,7 +247,7 @@ class _Run:
         self.values[node.out[0]] = residual + self._by_token(node.reads[2]) * x
 
     def _by_token(self, value: Value) -> Array:
-        """Return rows [B, ·] of entries for each of their tokens [N, ·]."""
+        """Return rows [B, ·] of entries repeated for each of their tokens [N, ·]."""
         starts = host(self.batch.query_starts)
         owners = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         return self.values[value][owners]

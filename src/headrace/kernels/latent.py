@@ -1,7 +1,7 @@
 """Specification of the per-head products from queries to latents and back, over any operators.
 
-A packed head is its rotary part, then its plain part in the latent space. The one key is packed
-alike.
+A packed head is its rotary part, then its plain part in latent space. The single key has the same
+form.
 """
 
 from __future__ import annotations

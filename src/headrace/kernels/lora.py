@@ -1,8 +1,8 @@
 """Low-rank additions to products (LoRA, Hu et al. 2021), many of them in one batch.
 
-An adapter adds (α / r) · B · A to some matrices of its model. Adapters lie in slots; each token of
-a step has the slot of its adapter or none. The additions of a slot are one product over its
-tokens, whatever tokens of other slots stand between them.
+An adapter adds (α / r) · B · A to some matrices of its model. Adapters are in slots; each token of
+a step has its adapter's slot, or none. The additions of a slot are one product over its tokens,
+even if other slots' tokens are between them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model as backends get it: its graph, and its weights in the backend's own form."""
+"""A model as backends see it: its graph, and its weights in the backend's own form."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Model:
         full: Graph | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """`full`: the whole graph, if `graph` is a rank's part of it; `ranks`: the other parts'
-        processes."""
+        """`full`: the whole graph, if `graph` is a rank's part of it; `ranks`: exchanges with the
+        other parts."""
         self.graph, self.weights, self.ranks = graph, weights, ranks
         self.commons = None if ranks is None else ranks.memory
         self.dealing: Dealing | None = None
@@ -39,7 +39,7 @@ class Model:
 
     def part(self, ranks: Ranks, *, dealt: bool = False) -> Model:
         """Return the part that one process computes, with the same weights; `dealt`: with whole
-        experts. On the last stage, the head over chosen rows (`logits`) stays whole. Raises
+        experts. On the last stage, the head over chosen rows (`logits`) is not divided. Raises
         `OptionError`."""
         commons = ranks.memory
         stage = stage_of(self.graph, commons.stages, commons.stage)
@@ -51,9 +51,9 @@ class Model:
         return made
 
     def variant(self, hidden: Hidden, *, scattered: int = 0) -> Graph:
-        """Return the graph of steps that want these hidden states, and logits if there is a head
-        for them. The variant "none" is for steps without sampled rows; `scattered`: for steps with
-        rows of other parts, by `scattered_of`."""
+        """Return the graph of steps with these hidden states as outputs, and logits if there is a
+        head. The variant "none" is for steps without sampled rows; `scattered`: rows of other
+        parts, see `scattered_of`."""
         key = hidden, scattered
         if key not in self._variants:
             graph = with_scatter(self.graph, scattered - 1) if scattered else self.graph
@@ -68,8 +68,8 @@ class Model:
         return [name for name in outputs if name not in ("hidden", "logits")]
 
     def scattered_of(self, batch: StepBatch) -> int:
-        """Return how many times as wide as the model the rows of other parts in a step are; 0: it
-        has none."""
+        """Return the width of a step's rows from other parts as a multiple of the model's width; 0
+        without such rows."""
         if batch.encoded is None:
             return 0
         return int(batch.encoded.rows.shape[1] // self.graph.outputs["hidden"].width)
@@ -81,7 +81,7 @@ class Model:
 
     @property
     def labels(self) -> bool:
-        """Whether it has a head that is asked for chosen rows (`logits`)."""
+        """Whether it has a head that is applied to chosen rows (`logits`)."""
         return "labels" in self.graph.outputs
 
     @property
@@ -95,7 +95,7 @@ class Model:
         return [ref for ref in self.graph.weights() if ref.role == "linear"]
 
     def multiplied(self) -> int:
-        """Return the number of weights in all its products but the head's."""
+        """Return the number of weights in all its products except the head's."""
         products = (ref for ref in self.graph.weights() if ref.role in ("linear", "moe"))
         return sum(ref.out * ref.width * ref.copies for ref in products)
 
@@ -151,7 +151,7 @@ class Model:
         tokens, samples = len(batch.tokens), len(batch.sample_rows)
         key: object = hidden, scattered
         if joined is not None:
-            # The backend says which row counts its products are computed alike for.
+            # The backend decides which row counts have the same computation.
             device = batch.tokens.device
             classes = joined.row_class(tokens, device), joined.row_class(samples, device)
             key = hidden, scattered, *classes

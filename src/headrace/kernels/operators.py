@@ -1,9 +1,9 @@
 """The public operators, with their shapes written once.
 
-Layers and models compute only through an `Operators` object that is handed to them: no module
-global, no arithmetic of their own beyond views. So a backend can be chosen per operator, and two
-engines in one process can use different ones. A backend may *record* the calls of one forward pass
-and replay them (a CUDA graph, a CPU program). The roofline counts the same list.
+Layers and models compute only through an `Operators` object that they are given: no module global,
+no arithmetic of their own beyond views. So a backend can be chosen per operator, and two engines in
+one process can use different ones. A backend may *record* the calls of one forward pass and replay
+them (a CUDA graph, a CPU program). The roofline counts the same list.
 
 Letters: N tokens in the step (all sequences, concatenated), B entries (sequences), D hidden,
 H query heads, G KV heads, E head size, V vocabulary, I intermediate size, S block size.
@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 
 
 class Dequantise(Protocol):
-    """Dequantiser of block-quantised weights, from `quant`. The builder of layers passes it down,
-    since `quant` ranks above this package. It remembers its last result, so that a tied table is
-    expanded once."""
+    """Dequantiser of block-quantised weights, from `quant`. It is passed down, since this package
+    may not import `quant`. It remembers its last result, so that a tied table is expanded once."""
 
     def __call__(self, weight: BlockWeight, dtype: torch.dtype) -> DenseWeight:
         """Return its values."""
@@ -65,7 +64,7 @@ class KvLayer:
     k_scale: Array | None = None
     v_scale: Array | None = None
     bias: KeyBias | None = None
-    """Biases that int8 keys are kept without; attention adds them again."""
+    """Biases left out of int8 keys; attention adds them again."""
     planes: Array | None = None
     """`bias.planes()` on the device, unless that is a CPU."""
 
@@ -75,8 +74,8 @@ class KvLayer:
 
     @property
     def across(self) -> bool:
-        """Whether the tokens of a block lie side by side in the tensor `v`, which is a view of
-        [blocks, G, E, S] then: so GPUs multiply values in e4m3 as they are."""
+        """Whether the tokens of a block are contiguous in `v`, which is then a view of [blocks, G,
+        E, S]. So GPUs can multiply e4m3 values without a transposition."""
         return bool(self.v.stride(2) < self.v.stride(3))
 
 
@@ -109,7 +108,7 @@ class GroupBatch:
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """Numbers of a `StepBatch`'s entries, in the host's memory."""
+    """A `StepBatch`'s entries as numbers in host memory."""
 
     counts: npt.NDArray[np.int64]
     """[B]."""
@@ -133,7 +132,7 @@ class StepBatch:
     """[B] int32: tokens of each sequence that exist once this step is done (start + count)."""
     groups: list[GroupBatch]
     sample_rows: Array
-    """[R] int64, ascending: index into N of every token whose logits are wanted."""
+    """[R] int64, ascending: index into N of every token that gets logits."""
     max_count: int
     """Largest count in the step: 1 means pure decode."""
     max_length: int
@@ -143,43 +142,44 @@ class StepBatch:
     """[axes, N] int64: position of each token on each axis, for ropes that have some (`Rope.axes`).
     None: `positions` on all of them."""
     reach: Array | None = None
-    """[N] int64: last position that each token sees, of its own sequence and within `lengths`; no
-    token sees less than the one before it in its entry. None: each sees up to its own position."""
+    """[N] int64: last position that each token sees, of its own sequence and within `lengths`; it
+    never decreases within an entry. None: each token sees up to its own position."""
     windows: Array | None = None
     """[windows + 1] int32: bounds of the windows of attention with `AttentionSpec.windowed`."""
     adapters: npt.NDArray[np.int32] | None = None
     """[N], on the host: LoRA slot of each token, -1 for none; None: no token has one."""
     fixed: bool = False
-    """Whether this very object may come again, with other numbers in the same memory."""
+    """Whether this very object may come again, with new numbers in the same memory."""
     host: HostStep | None = None
-    """Its numbers on the host, for planning there; None while a graph is captured."""
+    """Local: imports torch, for single operators only."""
     plan: AttentionPlan | None = None
     """Division of its attention, if the backend has a `planner`. If it is missing, the first layer
     makes it from `host`."""
     rules: npt.NDArray[np.void] | None = None
-    """[R] of `draws.RULE`: draw rules of the tokens of `sample_rows`, if not all of them are the
-    most likely and the arrays are the host's."""
+    """[R] of `draws.RULE`: draw rules of the tokens of `sample_rows`, for host arrays, unless all
+    tokens are greedy."""
     draws: DrawParameters | None = None
-    """Draw parameters of the tokens of `sample_rows`, if the arrays are a device's."""
+    """Draw parameters of the tokens of `sample_rows`, for arrays on a device."""
     targets: Array | None = None
     """[R] int64, on a device: place of each new token in the flattened table of tokens."""
     logits: Array | None = None
-    """[R, V] fp32, on a device: where the head may write, which saves a copy of its logits."""
+    """[R, V] fp32, on a device: where the head may write its logits, which saves a copy."""
     states: npt.NDArray[np.int32] | None = None
     """[B, `STATE_COLUMNS`], on the host, for a model that keeps states. Columns: tokens in the
     entry's state; tokens of this step that are not drafts; then, for each of two checkpoints, the
-    tokens of the sequence after which it is made (0: none) and its block. None: there are no drafts
+    tokens of the sequence after which it is made (0: no checkpoint) and its block. None: no drafts
     and no checkpoints."""
     state_rows: Array | None = None
     """`states` on the device of the other arrays."""
     encoded: EncodedRows | None = None
     """Rows of other parts for some tokens, in place of their ids'; None: no token has any."""
     across: StepBatch | None = None
-    """The same tokens as they attend to inputs: entries that read one input may be one here, each
-    token stands at the input's last row, and `lengths` are those of the inputs. None: none does."""
+    """The same tokens for cross-attention: entries with the same input may be merged, each token's
+    position is the input's last row, and `lengths` are those of the inputs. None without
+    cross-attention."""
 
     ranked: RankedRows | None = None
-    """Features of the rows of a ranking; None: the model is no ranker."""
+    """Features of the rows of a ranking; None: the model is not a ranker."""
     pictured: PicturedRows | None = None
     """Numbers of the pictures; None: the model draws none."""
 
@@ -193,15 +193,14 @@ class StepBatch:
         return host(self.sample_rows) if self.host is None else self.host.sample_rows
 
     def next_places(self) -> npt.NDArray[np.int64]:
-        """Return [R]: the place of each new token in its sequence. For arrays in the host's
-        memory."""
+        """Return [R]: position of each new token in its sequence. For arrays in host memory."""
         found: npt.NDArray[np.int64] = host(self.positions)[host(self.sample_rows)] + 1
         return found
 
 
 @dataclass(slots=True)
 class KvCache:
-    """The KV of all layers, as a forward pass gets it."""
+    """The KV of all layers, as passed to a forward pass."""
 
     layers: Sequence[KvLayer] | Mapping[int, KvLayer]
     """Layers by number."""
@@ -210,11 +209,11 @@ class KvCache:
     windows: list[int | None] = field(default_factory=list)
     """Window of each group, as in `GroupBatch`; empty if no steps are prepared ahead."""
     states: Mapping[int, StateLayer] = field(default_factory=dict)
-    """Layers that keep a state in place of KV."""
+    """Layers that keep a state instead of KV."""
 
     @property
     def first(self) -> KvLayer:
-        """The first layer that has KV: all have its device, block size and number of heads."""
+        """The first layer with KV: all share its device, block size and number of heads."""
         layers = self.layers
         return next(iter(layers.values())) if isinstance(layers, Mapping) else layers[0]
 
@@ -229,7 +228,7 @@ class KvCache:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The largest step that will ever come: a program preallocates for it."""
+    """The largest possible step: a program preallocates for it."""
 
     tokens: int
     """N at most."""
@@ -253,8 +252,8 @@ class Operators(Protocol):
 
     name: str
     host: bool
-    """Whether its input arrays are the host's (numpy), with vectors in fp32; else they are tensors
-    on its device. If true, it takes tensors in the host's memory too."""
+    """Whether its input arrays are numpy arrays in host memory, with vectors in fp32; otherwise
+    tensors on its device. If true, it also takes tensors in host memory."""
 
     @property
     def joined(self) -> Joining | None:
@@ -262,10 +261,10 @@ class Operators(Protocol):
         ...
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
-        """Convert a weight, as the file holds it, to the form that operator `role` takes here.
+        """Convert a weight as stored to the form that operator `role` takes here.
 
         Called once per use at load (a tied table: for `embed` and for `logits`); the operator is
-        later called with the result. Only kinds that `supports` accepted come.
+        later called with the result. Only kinds that `supports` accepted are passed.
         """
         ...
 
@@ -308,11 +307,11 @@ class Operators(Protocol):
         group: int,
     ) -> Array:
         """Turn qkv [N, (H + 2G) · E] into q [N, H · E], normed and rotated. K and V are written to
-        `kv`, unless they are another layer's: see `AttentionSpec.values`.
+        `kv`, unless they belong to another layer: see `AttentionSpec.values`.
 
         `norms` [E] of q and of k, if given, are RMS norms per head, before the rotation; or [H · E]
-        and [G · E] over all heads (`whole_norm`). Without a `rope` nothing is rotated. q may lie
-        where it lay in qkv.
+        and [G · E] over all heads (`whole_norm`). Without a `rope` nothing is rotated. q may stay
+        in place in qkv.
 
         Bidirectional, without `kv`: nothing is written; the result is qkv with normed and rotated q
         and k.
@@ -333,7 +332,7 @@ class Operators(Protocol):
         Token n of entry b at position p sees positions max(0, p - window + 1) … p of its own
         sequence, or up to `StepBatch.reach`. The KV of this step's tokens is already in `kv`.
         Softmax in fp32; `softcap` c replaces a score s by c · tanh(s / c). `sinks` [H] are
-        additional scores, one per head: they take a share of the weights and add no value.
+        additional scores, one per head, with a share of the weights but no value.
 
         Bidirectional, without `kv`: q is qkv [N, 3 · H · E], and every token sees all tokens of
         its own entry, which are all in this step; or of its window, if `spec.windowed`.
@@ -343,8 +342,7 @@ class Operators(Protocol):
     def absorb(
         self, q: Array, latent: Array, rotary: Array, spec: LatentSpec, packing: list[Weight]
     ) -> Array:
-        """Pack the queries and the key of latent attention as latents are packed:
-        `kernels.latent`."""
+        """Pack the queries and the key of latent attention into latents: `kernels.latent`."""
         ...
 
     def unpack(self, mixed: Array, spec: LatentSpec, unpacking: list[Weight]) -> Array:
@@ -376,7 +374,7 @@ class Operators(Protocol):
         group: int,
     ) -> Array:
         """Convolve x [N, C], or [N, 3C] gated → [N, C]; `taps` [taps · C], tap by tap, fp32; the
-        preceding inputs lie in `layer`. Checkpoints that `StepBatch.states` asks for are copied."""
+        preceding inputs are in `layer`. Checkpoints of `StepBatch.states` are copied."""
         ...
 
     def recur(
@@ -391,17 +389,17 @@ class Operators(Protocol):
         """Run the node `delta_rule` or `ssm` on its inputs and vectors, in their order → [N, H ·
         V].
 
-        Tokens are walked one by one in fp32, so that it does not matter how a prompt was cut.
-        Drafts do not enter the state: their inputs lie in `StateLayer.tail`.
+        Tokens are processed one by one in fp32, so the division of a prompt into chunks does not
+        matter. Drafts do not enter the state: their inputs are in `StateLayer.tail`.
         """
         ...
 
     def route(
         self, logits: Array, spec: RouteSpec, bias: Array | None, gains: Array | None = None
     ) -> tuple[Array, Array]:
-        """Route logits [N, experts] → experts [N, active], the highest first and the smallest
-        number first among equals; their routing weights [N, active] fp32. `bias` [experts] is for
-        the choice alone; `gains` [experts] are factors on the routing weights."""
+        """Route logits [N, experts] → experts [N, active], the highest first, among equals the
+        smallest number first; their routing weights [N, active] fp32. `bias` [experts] affects only
+        the choice; `gains` [experts] are factors on the routing weights."""
         ...
 
     def experts(
@@ -418,13 +416,12 @@ class Operators(Protocol):
     ) -> Array:
         """Compute the routed feed-forward: x [N, D] and the results of `route` → [N, D]; activation
         as of `gated`, or clamped (`ExpertsSpec`). `biases`: of all experts, see `Prepared.biases`.
-        `inside`: routing weights multiply the experts' inputs, not their outputs. `share`: the part
-        of a rank, whose results have the columns of its `down`."""
+        `inside`: routing weights multiply the experts' inputs, not their outputs. `share`: a rank's
+        part; its results have the columns of its `down`."""
         ...
 
     def scatter(self, x: Array, rows: Array, places: Array) -> Array:
-        """Replace x[places] of x [N, D] by rows [M, D]; places [M] are each there once. May reuse
-        `x`."""
+        """Replace x[places] of x [N, D] by rows [M, D]; places [M] are distinct. May reuse `x`."""
         ...
 
     def select(self, x: Array, rows: Array) -> Array:

@@ -1,4 +1,4 @@
-"""A model's weights as one backend wants them."""
+"""A model's weights in the form of one backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .weights import Weight, cut_weight
 
 @dataclass(slots=True)
 class RopeTable:
-    """cos and sin [max_context, rotated / 2] fp32; `Rope` says which numbers make the pairs."""
+    """cos and sin [max_context, rotated / 2] fp32; `Rope` defines the pairs."""
 
     cos: Array
     sin: Array
@@ -27,12 +27,12 @@ class Prepared:
     by_key: dict[tuple[tuple[str, ...], Role], Weight | list[Weight] | Array] = field(
         default_factory=dict
     )
-    """By `WeightRef.key`: a weight, a list of one for each copy, or a vector."""
+    """By `WeightRef.key`: a weight, a list with one per copy, or a vector."""
     ropes: dict[tuple[Rope, int], RopeTable] = field(default_factory=dict)
-    """By rope and the count of a head's numbers that it rotates."""
+    """By rope and by the count of a head's rotated numbers."""
     nbytes: int = 0
     _cut: dict[object, Array] = field(default_factory=dict)
-    """Parts that a rank was given, by key and cut."""
+    """Parts given to a rank, by key and cut."""
 
     def weight(self, ref: WeightRef) -> Weight:
         """Return the weight, or the rows in `WeightRef.cut`."""
@@ -59,8 +59,8 @@ class Prepared:
         return None if spec.rope is None else self.ropes[spec.rope, spec.turned]
 
     def biases(self, refs: Sequence[WeightRef]) -> tuple[Array, Array] | None:
-        """Return the biases of a mixture, all experts' one after the other: of gate above up
-        [experts · 2 · I], of down [experts · D]; None: it has no biases."""
+        """Return the biases of a mixture, concatenated over experts: of gate above up [experts · 2
+        · I], of down [experts · D]; None without biases."""
         if not refs:
             return None
         of_gate_up, of_down = map(self.vector, refs)

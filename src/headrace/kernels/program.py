@@ -26,14 +26,13 @@ Hidden = Literal["none", "sampled", "every"]
 
 
 class Want(NamedTuple):
-    """Outputs that a step is asked for. One object per combination, so that `is` compares:
-    `want`."""
+    """Wanted outputs of a step. One object per combination, so that `is` compares them: `want`."""
 
     tokens: Tokens
     """"best": the most likely of each row in `StepBatch.sample_rows`, the smallest id among equals;
     "rules": by `StepBatch.rules` or `StepBatch.draws`."""
     logits: bool
-    """Whether they must be readable afterwards. A caller that masks them chooses the tokens too."""
+    """Whether they must be readable afterwards. A caller that masks them also picks tokens."""
     hidden: Hidden
     """Hidden states after the last norm: of `sample_rows`, or of every token."""
 
@@ -55,21 +54,19 @@ EVERY = want(hidden="every")
 
 @dataclass(slots=True)
 class Outputs:
-    """Outputs of a step. Valid until the next call of its program, which may use the object
-    again."""
+    """Outputs of a step. Valid until the next call of its program, which may reuse the object."""
 
     tokens: Array | None = None
-    """[R] int64. -1 in an array of the host: this one could not be drawn; then logits are present.
-    -1 in a tensor of a device: the row's logits are not numbers. On a CPU such a row gets any token
-    of the vocabulary."""
+    """[R] int64. -1 in a host array: the token could not be drawn; then logits are present. -1 in a
+    device tensor: the row's logits are NaN. On a CPU such a row gets an arbitrary token."""
     logits: Array | None = None
     """[R, V] fp32; present if wanted, and in every step without tokens."""
     hidden: Array | None = None
-    """[R, D], or [N, D] if every one was wanted."""
+    """[R, D], or [N, D] if all were wanted."""
     states: Array | None = None
-    """The output `states` of the model's graph, in as many rows; `hidden` if it has none."""
+    """The output `states` of the model's graph, with as many rows; `hidden` if it has none."""
     more: Mapping[str, Array] = field(default_factory=dict)
-    """Outputs of the graph by other names, [N, width]; present if every hidden state was wanted."""
+    """Outputs of the graph by other names, [N, width]; present if all hidden states were wanted."""
 
 
 class Program(Protocol):
@@ -81,38 +78,38 @@ class Program(Protocol):
     """Whether a step computes nothing on tensors."""
 
     def step(self, batch: StepBatch, want: Want) -> Outputs:
-        """Compute a step: the KV of its tokens, and the wanted outputs. `batch.adapters` add to the
-        products of their tokens."""
+        """Compute a step: the KV of its tokens, and the wanted outputs. `batch.adapters` add to
+        their tokens' products."""
         ...
 
     def head(self, hidden: Array) -> Array:
-        """Apply the model's head to hidden [R, D] of any rows. The caller makes sure that their
-        logits have room."""
+        """Apply the model's head to hidden [R, D] of any rows. The caller ensures room for the
+        logits."""
         ...
 
 
 class Provider(Operators, Protocol):
-    """Operators of a backend, and whole steps of them."""
+    """Operators of a backend, and compilers of whole steps."""
 
     drawing: Drawing
-    """Maker of tokens from the logits of these operators."""
+    """Functions that make tokens from the logits of these operators."""
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         """Return a faster way to run whole steps than `plain` (a recorded program, graphs), or
         None.
 
-        Asked only when one backend serves every operator. The program hands steps beyond its limits
+        Called only if one backend serves every operator. The program passes steps beyond its limits
         to `plain`.
         """
         ...
 
     def compile_kernels(self, plain: CallByCall, limits: StepLimits) -> None:
-        """Compile the kernels of any step, before the first one is computed."""
+        """Compile the kernels of all steps, before the first one is computed."""
         ...
 
     def planner(self, cache: KvCache, drafts: int = 0) -> Planner | None:
-        """Return the maker of attention lists for this cache, where entries verify up to `drafts`
-        drafts; None: no lists are used."""
+        """Return the maker of attention lists for this cache, with up to `drafts` drafts per entry;
+        None: lists are not used."""
         ...
 
     def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:
@@ -121,8 +118,7 @@ class Provider(Operators, Protocol):
 
 
 def choose(drawing: Drawing, logits: Array, batch: StepBatch) -> Array:
-    """Choose tokens [R] for logits [R, V], by the rules of the batch; without any, the most
-    likely."""
+    """Choose tokens [R] for logits [R, V] by the batch's rules, by default the most likely."""
     if batch.draws is not None:
         return drawing.draw(logits, batch.draws)
     if batch.rules is not None:
@@ -152,7 +148,7 @@ class CallByCall:
     def step(self, batch: StepBatch, want: Want) -> Outputs:
         adding: Adding | None = None
         if batch.adapters is not None:
-            from . import adapted  # Local: imports torch; operators called one by one take tensors.
+            from . import adapted  # Local: imports torch, for single operators only.
 
             adding = adapted.adding(self.additions, batch)
         times, every = self.times, want.hidden == "every"

@@ -1,7 +1,6 @@
-"""Numbers that a step brings: features of its candidates, with the specification of their bags, and
-those of its pictures.
+"""Numeric inputs of a step: features of candidates, with the specification of bags, and pictures.
 
-The CPU's kernels compute the same bits (`cpu/csrc/bags.h`).
+The CPU kernels compute the same bits (`cpu/csrc/bags.h`).
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ class BagRows:
 
     ids: Ids
     starts: Ids
-    """[bags + 1]: bag i has the ids from starts[i] to before starts[i + 1]."""
+    """[bags + 1]: bag i has the ids starts[i] : starts[i + 1]."""
     weights: npt.NDArray[np.float32] | None
     """Factor of each id; None: all are 1."""
     of: Ids | None
-    """[N], ascending: the bag of each row; None: row n has bag n."""
+    """[N], ascending: bag of each row; None: row n has bag n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +43,12 @@ class RankedRows:
 
 @dataclass(frozen=True, slots=True)
 class PicturedRows:
-    """Numbers of the pictures of a step, on the host. A picture is an entry, with one sampled
-    row."""
+    """Inputs of a step's pictures, on the host. A picture is an entry with one sampled row."""
 
     patches: npt.NDArray[np.float32]
     """[N, numbers of a patch]."""
     times: npt.NDArray[np.float32]
-    """[R, features]: those of the time step of each entry."""
+    """[R, features]: features of each entry's time step."""
     labels: Ids
     """[R]: class of each entry."""
     texts: npt.NDArray[np.float32]
@@ -62,8 +60,8 @@ class PicturedRows:
 def bags(
     x: Array | None, ranked: RankedRows, spec: BagsSpec, tables: Sequence[Weight], *, host: bool
 ) -> Array:
-    """Return the columns of x [N, ·], of the numbers, and of a bag of each table, fp32. `host`:
-    arrays are numpy's; else tensors."""
+    """Return fp32 columns: x [N, ·], the numbers, and a bag of each table. `host`: arrays are
+    numpy's; otherwise tensors."""
     columns: list[npt.NDArray[np.float32]] = [] if x is None else [floats(x)]
     if spec.numbers:
         columns.append(ranked.numbers)
@@ -78,7 +76,7 @@ def bags(
 
 
 def _sums(given: BagRows, table: Weight) -> npt.NDArray[np.float32]:
-    """Return the sum of each bag [bags, width], id by id in their order."""
+    """Return the sum of each bag [bags, width], added in the order of its ids."""
     counts = np.diff(given.starts)
     sums = np.zeros((len(counts), table.shape[1]), np.float32)
     for place in range(int(counts.max(initial=0))):
@@ -102,7 +100,7 @@ def rows_of(table: Weight, ids: Ids) -> npt.NDArray[np.float32]:
 
 
 def keeps_codes(table: Weight) -> bool:
-    """Return whether a table's rows are codes of eight bits around 128, with a scale each."""
+    """Return whether a table's rows are 8-bit codes around 128, with a scale each."""
     return (
         isinstance(table, PackedWeight)
         and table.bits == 8

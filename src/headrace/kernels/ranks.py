@@ -1,8 +1,8 @@
 """Exchanges of arrays between the ranks of a model whose nodes run one by one.
 
 Ranks write their columns to memory that all of them read, or that a wire fills; then they meet.
-Nothing is summed, so a value has the bits of a single rank's. All ranks of a stage interpret the
-same nodes, and take the same rooms in the same order.
+Nothing is summed, so values have the same bits as with a single rank. All ranks of a stage
+interpret the same nodes, and take the same rooms in the same order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .dealing import Dealing
 
 ROOM = 16 << 20
-"""Bytes exchanged at once; a larger value goes in several parts."""
+"""Bytes exchanged at once; a larger value is exchanged in parts."""
 
 
 class Meeting(Protocol):
@@ -28,12 +28,12 @@ class Meeting(Protocol):
     a rank is gone or runs something else."""
 
     def meet(self, sign: int) -> None:
-        """Wait for the other ranks, which must come with the same sign."""
+        """Wait for the other ranks, which must bring the same sign."""
         ...
 
     def exchange(self, room: Array, bounds: Sequence[int]) -> None:
-        """Wait until the ranks have written their bytes of `room` [bytes], rank r those from
-        `bounds[r]` to `bounds[r + 1]`."""
+        """Wait until each rank r has written its bytes of `room` [bytes], `bounds[r]` : `bounds[r +
+        1]`."""
         ...
 
     def hand(self, rows: Array, step: int, most: int) -> None:
@@ -62,10 +62,10 @@ class RankMemory(Meeting, Protocol):
 
 
 class Ranks:
-    """A rank's exchanges with the others, on fp32 arrays in the host's memory."""
+    """A rank's exchanges with the others, on fp32 arrays in host memory."""
 
     def __init__(self, memory: RankMemory, meeting: Meeting, most: int) -> None:
-        """`most`: rows that a stage hands on at once."""
+        """`most`: most rows that a stage hands on at once."""
         self.memory, self.meet, self._meeting, self._most = memory, meeting.meet, meeting, most
         self._rooms: list[Array] = []
         self._kept: dict[tuple[bool, int, int], Array] = {}
@@ -79,8 +79,8 @@ class Ranks:
         self._kept.clear()
 
     def rooms(self) -> Callable[[int], Array]:
-        """Return a function that gives room for a number of bytes until the second next call of
-        this: a rank may still read the last one's."""
+        """Return an allocator of rooms, which are valid until the second next call: a rank may
+        still read the rooms of the last one."""
         self._turn, numbers = not self._turn, count()
 
         def take(size: int) -> Array:
@@ -119,7 +119,7 @@ class Ranks:
         return whole
 
     def receive(self, rows: int, width: int, like: Array) -> Array:
-        """Return rows [N, D] of the preceding stage, an array of the kind of `like`."""
+        """Return rows [N, D] of the preceding stage, as an array of `like`'s kind."""
         found = floats_like(like, rows, width)
         self._hand(host(found), -1)
         return found
@@ -143,11 +143,11 @@ class ExpertShare(NamedTuple):
     mixture: int = 0
 
     def gathered(self, inner: Array) -> Array:
-        """Return all columns between up and down, given this rank's."""
+        """Return all columns between up and down, given this rank's columns."""
         return inner if self.inner is None else self.ranks.gather(inner, self.inner.bounds)
 
     def owns(self, expert: int, rows: int) -> bool:
-        """Return whether this rank computes an expert's rows; note the cost of an expert that is
+        """Return whether this rank computes an expert's rows; count the expert's cost if it is
         placed on a rank."""
         if self.dealing is None:
             return True
@@ -155,8 +155,8 @@ class ExpertShare(NamedTuple):
         return int(self.dealing.owners[self.mixture][expert]) == self.dealing.rank
 
     def result(self, expert: int, part: Array, width: int) -> Array:
-        """Return an expert's results [rows, width]. `part`: this rank's, without columns if the
-        expert is another rank's."""
+        """Return an expert's results [rows, width]. `part`: this rank's columns, empty if the
+        expert is on another rank."""
         if self.dealing is None:
             return part
         owner = int(self.dealing.owners[self.mixture][expert])

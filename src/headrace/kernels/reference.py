@@ -1,12 +1,12 @@
-"""Every operator in plain PyTorch: the specification, the oracle of the other backends, the
-fallback if none of them serves.
+"""Every operator in plain PyTorch: the specification, the oracle of the other backends, and the
+fallback.
 
 It computes in the dtype of its inputs, with norms, softmax and rotation in fp32. Quantised weights
-are expanded when they are loaded. On fp32 on the CPU its rows are invariant: the matrix library
-sums in another order for few rows than for more, so smaller products are padded
-(`reference_product`). On Intel's processors the library is asked for its strict order.
-`tests/kernels/test_row_invariance.py` checks this on torch 2.13 with MKL. On other processors,
-libraries and types it is as invariant as torch is there.
+are expanded when they are loaded. In fp32 on the CPU its rows are invariant. The matrix library
+changes its order of summation for few rows, so small products are padded (`reference_product`). On
+Intel's processors the library's strict order is enabled. `tests/kernels/test_row_invariance.py`
+checks this on torch 2.13 with MKL. On other processors, libraries and types it is as invariant as
+torch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ReferenceOperators:
         return None
 
     def compile_kernels(self, plain: CallByCall, limits: StepLimits) -> None:
-        """There are none to compile."""
+        """Do nothing: there are none to compile."""
 
     def planner(self, cache: KvCache, drafts: int = 0) -> Planner | None:
         return None
@@ -93,7 +93,7 @@ class ReferenceOperators:
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
         y = product(x, _data(weight))
-        # Added apart: a fused bias changes the order of summation for some row counts.
+        # Added separately: a fused bias changes the order of summation for some row counts.
         return y if bias is None else y + bias
 
     def write(
@@ -222,7 +222,7 @@ class ReferenceOperators:
         count, width = len(down), down[0].shape[0]
         out = x.new_zeros(len(x), width)
         of_up, of_down = (bias.view(count, -1) for bias in biases) if biases else (None, None)
-        # Experts in ascending order: a token's sum is taken in the same order in any batch.
+        # Experts in ascending order, so that a token's sum has the same order in any batch.
         for expert in torch.unique(chosen).tolist():
             token, place = (chosen == expert).nonzero(as_tuple=True)
             part, factor = x.new_empty(len(token), 0), shares[token, place].unsqueeze(-1)
@@ -313,7 +313,7 @@ def _data(weight: Weight) -> torch.Tensor:
 
 
 def _of_tokens(table: torch.Tensor, spec: AttentionSpec, batch: StepBatch) -> torch.Tensor:
-    """Return the numbers of a rope's table for each token's pairs, [N, 1, pairs]."""
+    """Return the entries of a rope's table for each token's pairs, [N, 1, pairs]."""
     if spec.rope is None or not spec.rope.axes or batch.turns is None:
         return table[batch.positions].unsqueeze(1)
     axes = torch.tensor(spec.rope.axes, device=table.device)
@@ -322,8 +322,8 @@ def _of_tokens(table: torch.Tensor, spec: AttentionSpec, batch: StepBatch) -> to
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the first numbers of each head of x [N, heads, E], twice as many as there are angles,
-    by each token's angles. Pairs are (i, i + half)."""
+    """Rotate the first 2 · angles numbers of each head of x [N, heads, E] by each token's angles.
+    Pairs are (i, i + half)."""
     half = cos.shape[-1]
     low, high = x[..., :half].float(), x[..., half : 2 * half].float()
     turned = [low * cos - high * sin, high * cos + low * sin]

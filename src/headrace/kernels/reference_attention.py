@@ -19,15 +19,15 @@ TILE = 128
 """Tokens per partial sum; a multiple of every block size."""
 ROWS = 8
 SCORES = 1 << 24
-"""Bound on the scores held at once, in elements: long prompts are cut by queries."""
+"""Most scores held at once, in elements: long prompts are cut by queries."""
 GATHERED = 1 << 23
-"""Bound on the elements of K gathered at once in a decode batch."""
+"""Most elements of K gathered at once in a decode batch."""
 _FP8_MAX = 448.0
 _INT8_MAX = 127.0
 
 
 def store(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor) -> None:
-    """Write key and value [N, G, E] of each token to its slot [N]; no value: K is V too."""
+    """Write key and value [N, G, E] of each token to its slot [N]; without a value, K is V too."""
     block = torch.div(slots, kv.block_size, rounding_mode="floor")
     offset = slots - block * kv.block_size
     pairs = ((kv.k, kv.k_scale, key), (kv.v, kv.v_scale, value))
@@ -51,8 +51,8 @@ def store(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: tor
 
 
 def scale_above(least: torch.Tensor) -> torch.Tensor:
-    """Return the smallest bf16 numbers that are normal and no less than these fp32 ones: with such
-    a scale no code is clipped."""
+    """Return the smallest normal bf16 numbers not below these fp32 ones: with such a scale no code
+    is clipped."""
     least = least.clamp_min(torch.finfo(torch.float32).tiny)
     above = ((least.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
     return torch.where(least.isnan(), least, above).to(torch.bfloat16)
@@ -63,7 +63,7 @@ def gather(cache: torch.Tensor, scales: torch.Tensor | None, tables: torch.Tenso
     cache of four-bit values has E / 2."""
     _, heads, size, width = cache.shape
     entries, length = tables.shape
-    # One index over (block, head) brings each head's tokens together in a single copy.
+    # One index over (block, head) collects each head's tokens in a single copy.
     index = (tables.long().unsqueeze(1) * heads) + torch.arange(
         heads, device=tables.device
     ).unsqueeze(1)
@@ -148,7 +148,7 @@ def attention(
 def _decode_batches(
     entries: list[int], lengths: list[int], per_token: int
 ) -> list[tuple[list[int], int]]:
-    """Group entries of like length, so that padding to the longest stays bounded."""
+    """Group entries of similar length, so that padding to the longest is bounded."""
     batches: list[tuple[list[int], int]] = []
     for b in sorted(entries, key=lambda b: -lengths[b]):
         if batches:
@@ -199,7 +199,7 @@ def _attend(
     if kv.bias is not None:
         turned = torch.from_numpy(kv.bias.at(places.numpy()))
         keys.view(batch, kv_heads, total, width).add_(turned)
-    # Slots after the end of a sequence hold another one's old values, which must count zero.
+    # Slots after the end of a sequence hold stale values, whose weight must be zero.
     beyond = places >= reach[:, -1:] + 1
     values.view(batch, kv_heads, total, width).masked_fill_(beyond[:, None, :, None], 0.0)
 
@@ -225,7 +225,7 @@ def _attend(
         scores = torch.tanh_(scores.div_(softcap)) * softcap
     per_head = scores.view(batch, kv_heads, rows + padding, total)
     per_head.masked_fill_(hidden.unsqueeze(1), float("-inf"))
-    highest = scores.detach().amax(-1, keepdim=True)  # A shift: gradients need not know it.
+    highest = scores.detach().amax(-1, keepdim=True)  # A shift only: gradients need not include it.
     scores.sub_(highest).exp_()
     tiles = total // TILE
     sums = scores.view(batch * kv_heads, rows + padding, tiles, TILE).sum(-1)
@@ -236,7 +236,7 @@ def _attend(
         norm = norm + sums[..., tile]
         result += torch.bmm(scores[..., span], values[:, span])
     if sinks is not None:
-        # [G, M · H / G], as the rows lie; a sink takes a share of the weights and adds no value.
+        # [G, M · H / G], in the rows' order; a sink has a share of the weights but no value.
         own = sinks.float().view(kv_heads, 1, shared).expand(-1, count, -1).flatten(1)
         own = torch.nn.functional.pad(own, (0, padding)).repeat(batch, 1)
         norm = norm + torch.exp(own - highest.squeeze(-1))

@@ -1,4 +1,4 @@
-"""The reference as a backend, asked last."""
+"""The reference as a backend, the last choice."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from .backend import Question
 from .program import Provider
 
 ELEMENTWISE = ("embed", "add", "gated", "select", "activate", "part", "scatter", "window")
-"""Kinds that sum over nothing, so that their rows are invariant on every device."""
+"""Kinds without sums, whose rows are therefore invariant on every device."""
 
 
 class ReferenceBackend:
-    """Backend for every kind of node, everywhere that torch runs. It refuses row invariance outside
-    the CPU, and to quantise weights."""
+    """Backend for every kind of node wherever torch runs. It refuses row invariance outside the
+    CPU, and the quantisation of weights."""
 
     name = "ref"
 
@@ -24,7 +24,7 @@ class ReferenceBackend:
         return None
 
     def decisions(self) -> list[Decision]:
-        """Return the price of its serving something."""
+        """Return the cost of serving with the reference."""
         cost = "call by call, with weights in 2 or 4 bytes: slower by far than any kernels"
         return [Decision("reference", "PyTorch", cost)]
 

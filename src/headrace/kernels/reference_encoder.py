@@ -1,8 +1,8 @@
 """Reference of the encoders' attention: bidirectional, within each entry.
 
-Row invariance: an entry's products have the shapes that its own length gives, padded to a multiple
-of `TILE`. Entries of one padded length go together, so that many short inputs are few products,
-and a batched product computes each of its members as it would alone.
+Row invariance: the shapes of an entry's products depend on its own length only, padded to a
+multiple of `TILE`. Entries of one padded length are batched, so that many short inputs need few
+products. A batched product computes each member as it would alone.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 
 TILE = 8
-"""Lengths are padded to a multiple of this: more entries go together, and no product is thin."""
+"""Lengths are padded to a multiple of this: larger batches, and no very thin products."""
 SCORES = 1 << 22
-"""Scores (fp32) held at once."""
+"""Most fp32 scores held at once."""
 
 
 def encoder_attention(
@@ -53,7 +53,7 @@ def _attend(
     lengths = torch.tensor([bounds[b + 1] - bounds[b] for b in entries], device=device).unsqueeze(1)
     places = torch.arange(padded, device=device)
     real = places < lengths
-    # Padding repeats an entry's last token: finite, and given no weight below.
+    # Padding repeats an entry's last token: it is finite and gets no weight below.
     rows = starts + torch.minimum(places, lengths - 1)
     parts = qkv[rows].view(len(entries), padded, 3, heads, -1).permute(2, 0, 3, 1, 4)
     q, k, v = parts.float().reshape(3, len(entries) * heads, padded, -1).unbind(0)

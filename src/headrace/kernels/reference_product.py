@@ -1,4 +1,4 @@
-"""Product of the reference, padded to rows at which its sums always have one order."""
+"""Product of the reference, padded to row counts with one order of summation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 from ..base.hardware import sum_in_one_order
 
 ROWS = 4
-"""A product has a multiple of this many rows while it has fewer than `FREE_ROWS`."""
+"""Below `FREE_ROWS` rows, a product is padded to a multiple of this."""
 FREE_ROWS = 16
 
 sum_in_one_order()
@@ -17,7 +17,7 @@ sum_in_one_order()
 def product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     """Compute x [N, K] · matrixᵀ, matrix [M, K] → [N, M]; a row's result does not depend on N."""
     if len(matrix) == 1:
-        # With one output torch takes its product of a vector, whose sums depend on N.
+        # With one output torch uses its vector product, whose sums depend on N.
         return product(x, matrix.expand(2, -1))[:, :1]
     rows = len(x)
     if rows >= FREE_ROWS or rows % ROWS == 0:

@@ -1,7 +1,7 @@
 """States in plain PyTorch: the specification of `short_conv`, `delta_rule` and `ssm`.
 
-Every token is one step of the recurrence, of one sequence, in fp32: sums go over dimensions whose
-sizes are the model's, so that neither the cut of a prompt nor the other rows change a bit.
+Every token is one step of its sequence's recurrence, in fp32. Sums run over dimensions of the model
+only, so neither the division of a prompt nor other rows change a bit.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Stay(NamedTuple):
     """Its first token in the step."""
     tokens: int
     start: int
-    """Preceding tokens."""
+    """Number of preceding tokens."""
     block: int
     """Block of its state."""
     settled: int
-    """Tokens that are in the state."""
+    """Tokens already in the state."""
     certain: int
     """Tokens of the step that are not drafts."""
     keeps: list[tuple[int, int]]
-    """(tokens, block): checkpoints to make after that many tokens of the sequence."""
+    """(tokens, block): checkpoints to make after this many tokens of the sequence."""
 
 
 def entries(batch: StepBatch, group: int) -> Iterator[Stay]:
@@ -43,8 +43,8 @@ def entries(batch: StepBatch, group: int) -> Iterator[Stay]:
     blocks = batch.groups[group].tables[:, 0].tolist()
     lengths = batch.lengths.tolist()
     given = batch.states
-    for number, (first, behind) in enumerate(pairwise(bounds)):
-        count = behind - first
+    for number, (first, end) in enumerate(pairwise(bounds)):
+        count = end - first
         start = lengths[number] - count
         row = [start, count, *[0] * (STATE_COLUMNS - 2)] if given is None else given[number]
         settled, certain, *kept = np.asarray(row).tolist()
@@ -84,7 +84,7 @@ def short_conv(
         out[entry.first : entry.first + entry.tokens] = total
         ends = [*entry.keeps, (entry.start + entry.tokens, entry.block)]
         for at, block in ends:
-            # A refused draft overwrote nothing that is needed again.
+            # A refused draft has overwritten nothing that is still needed.
             kept = before if block != entry.block else ring.shape[1]
             first = max(0, at - kept, entry.start - before)
             places = torch.arange(first, at)
@@ -114,8 +114,8 @@ def recur(
         state = states[entry.block].clone()
         if entry.settled == 0:
             state.zero_()
-        for behind in range(entry.start - entry.settled):
-            state = rule.advance(state, tail[entry.block, behind], keys)
+        for draft in range(entry.start - entry.settled):
+            state = rule.advance(state, tail[entry.block, draft], keys)
         keeps = dict(entry.keeps)
         for number in range(entry.tokens):
             at, token = entry.start + number + 1, entry.first + number
@@ -154,7 +154,7 @@ class _DeltaRule:
         self._into = torch.cat([k, v, g, beta], -1)
 
     def into(self, token: int) -> torch.Tensor:
-        """Return [H, K + V + 2]: a token's whole input to the state."""
+        """Return [H, K + V + 2]: all inputs of a token to the state."""
         return self._into[token]
 
     def advance(self, state: torch.Tensor, into: torch.Tensor, keys: int) -> torch.Tensor:
@@ -194,7 +194,7 @@ class _StateSpace:
         self._into = torch.cat([b, self._x * dt.unsqueeze(-1), g, torch.zeros_like(g)], -1)
 
     def into(self, token: int) -> torch.Tensor:
-        """Return [H, K + V + 2]; the last number is not used."""
+        """Return [H, K + V + 2]; the last number is unused."""
         return self._into[token]
 
     def advance(self, state: torch.Tensor, into: torch.Tensor, keys: int) -> torch.Tensor:

@@ -46,8 +46,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Fp32:
 def rope_table(rope: Rope, head_dim: int, positions: int) -> tuple[Fp32, Fp32]:
     """Return cos and sin of every position, [positions, rotated / 2] each, fp32.
 
-    For "long", one table of factors is chosen for all positions, by their largest number: a written
-    key stays as it is, and no answer depends on where a prompt was cut.
+    For "long", the number of positions selects one table of factors for all of them. So a written
+    key never changes, and no answer depends on the division of a prompt into chunks.
     """
     rotated = rope.rotated(head_dim)
     frequencies = inverse_frequencies(rope, rotated)

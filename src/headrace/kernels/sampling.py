@@ -17,7 +17,7 @@ import torch
 from .draws import Drawing, DrawParameters, LogprobColumns
 
 CANDIDATES = 1024
-"""Most likely tokens that top-p looks at before it sorts the vocabulary."""
+"""Most likely tokens that top-p examines before it sorts the vocabulary."""
 
 
 def penalise(
@@ -68,7 +68,7 @@ def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
         threshold = torch.maximum(threshold, _top_k_threshold(values, parameters.top_k))
     if parameters.top_p is not None:
         threshold = _top_p_threshold(scaled, values, peaks, threshold, parameters)
-    # Where the last candidate falls below the threshold, the candidates hold all that is kept.
+    # If the last candidate is below the threshold, the candidates include all kept tokens.
     inside = values[:, -1] < threshold
     if width == scaled.shape[1] or bool(inside.all()):
         return _draw_candidates(values, ids, peaks, threshold, parameters.uniform)
@@ -88,7 +88,7 @@ def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type == "cpu":
-        # Vectorised, where torch's is not; and no threads to be woken for a row.
+        # Vectorised, unlike torch's; and without waking threads for a row.
         return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(-1)
 
@@ -146,7 +146,7 @@ def _top_p_threshold(
 def _nucleus_end(
     ordered: torch.Tensor, cumulative: torch.Tensor, target: torch.Tensor, kept: torch.Tensor
 ) -> torch.Tensor:
-    """Return the value of the first token with which the cumulated mass reaches the target."""
+    """Return the value of the first token at which the cumulative mass reaches the target."""
     last = (cumulative < target.unsqueeze(1)).sum(-1, keepdim=True)
     last = last.clamp_max(ordered.shape[1] - 1)
     return torch.maximum(ordered.gather(1, last), kept).squeeze(1)
@@ -177,12 +177,12 @@ def _draw_candidates(
 
 
 def _invert(masses: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Return the place [R] at which the cumulated masses [R, V] pass `uniform` of their sum."""
+    """Return the index [R] at which the cumulative masses [R, V] pass `uniform` of their sum."""
     cumulative = masses.cumsum(-1)
     total = cumulative[:, -1:].contiguous()
     found = torch.searchsorted(cumulative, uniform.unsqueeze(1) * total, right=True)
-    # The product may round up to the sum: then it is the last place that has any mass. A row whose
-    # logits are not numbers has no such place: it gets some token, and the others their own.
+    # The product may round up to the sum: then take the last place with any mass. A row with NaN
+    # logits has no such place: it gets an arbitrary token; the others are not affected.
     last = torch.searchsorted(cumulative, total).clamp_max(masses.shape[1] - 1)
     return torch.minimum(found, last).squeeze(1)
 
@@ -208,7 +208,7 @@ def _most_likely(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Te
     ids = ids.sort(-1).values
     values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(1, order)
-    # Where some that equal the last one were left out, they may be those with the smaller ids.
+    # If others equal to the last one were left out, these may have smaller ids.
     last = values[:, -1:]
     open_end = ((logits == last).sum(-1) > (values == last).sum(-1)).nonzero().squeeze(1)
     if len(open_end):

@@ -1,8 +1,8 @@
-"""Choice of the backend for each kind of node: asked, not configured, each with its reason.
+"""Choice of the backend for each kind of node, by asking the backends, each with its reason.
 
 A backend answers one question per kind of the model's graph, `supports`; `choose` composes one
-`Operators` object from the first backend that says yes, in the order of the list it is given, and
-records a `Decision` for each. The reference comes last and serves every kind.
+`Operators` object from the first supporting backend in its list, and records a `Decision` for each
+kind. The reference comes last and serves every kind.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ComposedOperators:
 
     @property
     def told(self) -> list[Decision]:
-        """Decisions that loading the weights has shown."""
+        """Decisions made while loading the weights."""
         return list(getattr(self._single, "told", ()))
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
@@ -86,9 +86,8 @@ def choose(
 ) -> tuple[Provider, list[Decision]]:
     """Compose the operators that answer `question`.
 
-    `wish` is "auto", or the name of the backend that shall serve ("ref", "cpu", "triton" …). Kinds
-    that it cannot serve fall to the reference, with the reason. Raises `OptionError` if it can
-    serve nothing.
+    `wish` is "auto" or the name of a backend ("ref", "cpu", "triton" …). The reference serves the
+    kinds that it does not support, with the reason. Raises `OptionError` if it supports nothing.
     """
     candidates = list(known_backends() if backends is None else backends)
     if wish != "auto":
@@ -142,5 +141,4 @@ def known_backends() -> list[Backend]:
 _FACTORIES: list[Callable[[], Backend]] = [CpuBackend, TritonBackend, ReferenceBackend]
 """A new backend is a line here, before the reference."""
 _BY_NAME: list[Callable[[], Backend]] = [PairsBackend, AmxBackend, RoundedBackend]
-"""Backends whose results have bits of their own. They serve only when named, and are mentioned only
-then."""
+"""Backends whose results have different bits. They serve, and are mentioned, only if named."""

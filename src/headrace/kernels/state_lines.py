@@ -10,7 +10,7 @@ from .arrays import tensor
 from .operators import STATE_COLUMNS, StepBatch
 
 NOWHERE = 1 << 30
-"""Certain tokens of a padding entry: it walks nowhere and leaves nothing."""
+"""Certain tokens of a padding entry, which processes and keeps nothing."""
 
 
 class StateLines:

@@ -1,9 +1,9 @@
 """Time of each operator of a step, for profiling.
 
-A step that runs operator by operator (`CallByCall`) is watched: a mark of the device's clock before
-and after each operator. A GPU's marks are events in its stream. So the time between two of them is
-the kernels' time and, if the host launches more slowly than they run, the wait for the launch: an
-eager step's time, not a replayed graph's. The CPU's library times its own (`cpu.timing`).
+In a step that runs operator by operator (`CallByCall`), the device's clock is marked before and
+after each operator. A GPU's marks are events in its stream. So the time between two of them is the
+kernels' time and, if the host launches more slowly than they run, the wait for the launch: an eager
+step's time, not a replayed graph's. The CPU's library times its own (`cpu.timing`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class DeviceClock:
 
 
 class OperatorTimes:
-    """Operators that ran while steps were watched."""
+    """Operators that ran while steps were timed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -25,14 +25,15 @@ def encode(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     place = (turned.abs().unsqueeze(-1) > unit.unsqueeze(-1) * limits).sum(-1)
     levels = torch.where(turned < 0, -magnitudes[place], magnitudes[place])
     codes = torch.where(turned < 0, 7 - place, 8 + place)
-    # The scale at which the levels come nearest, divided by the factor of rotating back.
+    # The scale with the nearest levels, divided by the factor of the inverse rotation.
     scale = (turned * levels).sum(-1) / (levels.square().sum(-1) * _at_once(values.shape[-1]))
     low, high = codes.chunk(2, -1)
     return (low | high << 4).to(torch.uint8), scale.to(torch.bfloat16)
 
 
 def decode(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return the values that `encode` was given, as far as codes and scale say: fp32 [..., E]."""
+    """Return the values given to `encode`, as far as codes and scale preserve them: fp32 [...,
+    E]."""
     places = torch.cat([codes & 15, codes >> 4], -1).long()
     levels = torch.tensor([-x for x in MAGNITUDES[::-1]] + list(MAGNITUDES), device=codes.device)
     return hadamard(levels[places] * scale.unsqueeze(-1))

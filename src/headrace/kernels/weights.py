@@ -45,10 +45,10 @@ class DenseWeight:
 
 @dataclass(slots=True)
 class BlockWeight:
-    """A GGUF tensor as it lies in the file: `data[out, bytes_per_row]` uint8, `kind` its type.
+    """A GGUF tensor as stored in the file: `data[out, bytes_per_row]` uint8, `kind` its type.
 
-    The format's own blocks, untouched and mapped: the form that every file-born quantised weight
-    is loaded in. Kernels repack it; the reference dequantises it.
+    The format's own blocks, unchanged and mapped: the form in which every quantised weight of a
+    file is loaded. Kernels repack it; the reference dequantises it.
     """
 
     kind: str
@@ -68,7 +68,7 @@ class PackedWeight:
     """Headrace's one family of quantised layouts (DESIGN "Numbers").
 
     w[o, i] = codes[o, i] · scales[o, i // group] + offsets[o, i // group]; codes are unsigned and
-    `bits` wide, stored as the kernel of that width wants them (`layout` names it; "rows" is the
+    `bits` wide, stored in the form that this width's kernel takes (`layout` names it; "rows" is the
     plain one: uint8[out, in] with one code per byte).
     """
 
@@ -146,8 +146,7 @@ class Fp8Weight:
 
 @dataclass(slots=True)
 class LateWeight:
-    """Matrix of a checkpoint that is read when its numbers are needed: not if its panels are
-    kept."""
+    """Matrix of a checkpoint that is read on demand: not if its panels are kept."""
 
     name: str
     shape: tuple[int, int]
@@ -181,7 +180,7 @@ class PanelWeight:
 
     @property
     def low_bytes(self) -> int:
-        """Bytes of its plane of low bits; a greedy step of few rows reads next to none of them."""
+        """Bytes of its plane of low bits, of which a greedy step of few rows reads very few."""
         return self.nbytes // UNIT_BYTES * LOW_BYTES if self.kind == PLANES else 0
 
     def rows(self, first: int, count: int) -> PanelWeight:
@@ -201,7 +200,7 @@ class PanelWeight:
 
 @dataclass(slots=True)
 class TiledWeight:
-    """A packed weight as the GPU kernels want it: `triton/packed.py` draws the layout."""
+    """A packed weight in the form of the GPU kernels: `triton/packed.py` shows the layout."""
 
     codes: torch.Tensor
     """uint8 [chunks, out, bytes]."""
@@ -210,7 +209,7 @@ class TiledWeight:
     factors: torch.Tensor
     """fp32 [out]: powers of two that scales and offsets are multiplied with."""
     zero: int | None
-    """The code that stands for 0 in all groups; None: groups have offsets."""
+    """The code that means 0 in all groups; None: groups have offsets."""
     bits: int
     """Width of a code, or `triton.unpack.E2M1`."""
     group: int
@@ -223,7 +222,7 @@ class TiledWeight:
 
 @dataclass(slots=True)
 class StackedWeight:
-    """Rows of several weights one below the other (q, k and v; gate and up), each as it came."""
+    """Rows of several weights stacked (q, k and v; gate and up), each unchanged."""
 
     parts: tuple[Matrix, ...]
 
@@ -267,7 +266,7 @@ def cut_weight(
 class LoraWeight:
     """All slots' additions to one weight, which may be a stack of `parts` matrices (q, k and v).
 
-    Adapters of a lower rank than R are filled up with zeros, which add nothing.
+    Adapters of a lower rank than R are padded with zeros.
     """
 
     down: torch.Tensor

@@ -2,7 +2,7 @@
 Takes → gives: a pool shape → block tables, prefix hits, block deltas.
 Does not know: tensors, the scheduler, requests beyond their token ids.
 Invariant: free + cached + owned == total, in every group, whenever idle.
-Where does my change go: who owns a block and how long it lives.
+Where does my change go: the owners of a block and how long it lives.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Prompts that a decode server has a prefill server compute, and the leases on their blocks.
 
 Work is handed over at most once; if that fails, its prompt is computed here. Lent blocks are read
-like those of any tier (`tiers`). They are released when the work has them, needs them no more, or
-has ended.
+like those of any tier (`tiers`). They are released when the work has read them, no longer needs
+them, or has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .split import UNKNOWN_RATE, SplitChoice
 REMEMBERED = 4096
 """Most decisions (one for each work) and most lent prompts that are remembered."""
 LEAST_SECONDS = 5e-3
-"""Least seconds to compute a part of a prompt that is handed over."""
+"""Least seconds of computing for which a prompt is handed over."""
 
 
 class Handovers:
@@ -30,27 +30,27 @@ class Handovers:
         beside: Callable[[], tuple[int, int]],
         stats: SplitStats,
     ) -> None:
-        """`computing`: (tokens present, tokens to compute) → seconds. `beside`: returns (sequences
-        that decode, tokens of admitted prompts still to be computed)."""
+        """`computing`: (tokens present, tokens to compute) → seconds. `beside`: returns (decoding
+        sequences, prompt tokens admitted but not computed)."""
         self._servers = servers
         self._computing = computing
         self._beside = beside
         self.stats = stats
         self._tickets: dict[int, int] = {}
-        """By work that was decided on: its order, or 0 if none is open."""
+        """By work decided on: its order, or 0 if none is open."""
         self._awaited: dict[bytes, int] = {}
-        """Last block of a prompt that is being computed elsewhere → its order."""
+        """Last block of a prompt that another server is computing → its order."""
         self._open: dict[int, bytes] = {}
         """By order: its last block."""
         self._there: dict[bytes, None] = {}
-        """Last blocks of prompts that were lent lately; the server that computed them likely still
-        has them."""
+        """Last blocks of recently lent prompts; the server that computed them probably still has
+        them."""
 
     def ask(
         self, ticket: int, work: int, chain: PrefixChain, first: int, blocks: int, moving: float
     ) -> bool | None:
-        """Decide whether the blocks `first` … `blocks` of a prompt are computed elsewhere. True:
-        that began, as order `ticket`. None: other work ordered it already. `moving`: seconds to
+        """Decide whether a prefill server computes the blocks `first` … `blocks` of a prompt. True:
+        it was asked, as order `ticket`. None: other work ordered it already. `moving`: seconds to
         fetch them."""
         if work in self._tickets:
             return False
@@ -79,7 +79,7 @@ class Handovers:
         return True
 
     def ended(self, ticket: int, good: bool) -> None:
-        """Note that an order has ended: its blocks are lent from now on, or never (`good`)."""
+        """Note that an order has ended. `good`: its blocks can be read from now on."""
         key = self._open.pop(ticket, None)
         if key is not None and self._awaited.get(key) == ticket:
             del self._awaited[key]
@@ -90,7 +90,7 @@ class Handovers:
                 del self._there[next(iter(self._there))]
 
     def done(self, work: int) -> None:
-        """Release the blocks lent for a work that has all it needs of them, or needs none."""
+        """Release the blocks lent for a work that has read them or does not need them."""
         if ticket := self._tickets.get(work, 0):
             self._tickets[work] = 0
             self._servers.release(ticket)

@@ -1,11 +1,11 @@
-"""The marked beginnings of prompts that a pool holds, for a router that routes by them.
+"""The marked prefixes of prompts that a pool holds, for prefix-aware routers.
 
-A request may bring *marks*: outside names for the first n tokens of its prompt
+A request may bring *marks*: external names for the first n tokens of its prompt
 (`base.text_prefixes`). A mark is held while the block with the last of these tokens is in the
 index. Blocks are evicted from the end of a prefix, so the blocks before it are usually there too.
-If one tenant's blocks were taken in another order, a router's hint is worse by some blocks.
+If one tenant's blocks were taken in another order, a router's hint is off by some blocks.
 
-Other projects' routers want the blocks themselves, with their tokens. If blocks are `logged`, the
+Routers of other projects need the blocks themselves, with their tokens. After `log_blocks`, the
 deltas contain them too.
 """
 
@@ -19,7 +19,7 @@ from .table import BlockTable
 
 
 class BlockEvent(NamedTuple):
-    """A block that came into the index, or left it."""
+    """A block that entered the index or left it."""
 
     key: bytes
     tokens: list[int]
@@ -33,7 +33,7 @@ class Gains(NamedTuple):
 
     held: list[int]
     gone: list[int]
-    """Marks. One that came and left between two calls may be in `gone` without ever being in
+    """Marks. A mark that came and left between two calls may be in `gone` without ever being in
     `held`."""
     blocks: list[BlockEvent]
 
@@ -44,8 +44,7 @@ class Holdings:
     __slots__ = ("_block_size", "_blocks", "_by_block", "_held", "_logged", "_news", "_pool")
 
     def __init__(self, paged: Sequence[tuple[int, int | None, BlockPool]], block_size: int) -> None:
-        """`paged`: (group, window, pool). The pool observed is one whose prefixes have no window,
-        if there is one."""
+        """`paged`: (group, window, pool). Observes a pool without a window, if there is one."""
         ordered = sorted(paged, key=lambda one: one[1] is not None)
         self._pool = ordered[0][2] if ordered else None
         if self._pool is not None:
@@ -64,7 +63,7 @@ class Holdings:
 
     def note(self, table: BlockTable, upto: int) -> None:
         """Note that a table enters its full blocks below `upto` into the index. The chain's marks
-        that lie in them are held from now on; the last mark is the shortest."""
+        in them are held from now on. Marks are sorted; the last one is the shortest."""
         chain, pool, size = table.chain, self._pool, self._block_size
         if chain is None or pool is None:
             return

@@ -40,7 +40,7 @@ from .table import BlockTable
 
 
 class KvManager:
-    """Owner of every block of every group; `sched` asks it for room and it answers with deltas."""
+    """Owner of every block of every group; the scheduler asks it for room and gets deltas."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class KvManager:
         """`keep`: the share of each pool that cached prefixes may fill before blocks without memory
         are taken (see `pool`); 1 if the whole pool has its memory from the start.
 
-        `identity`: the inputs that this engine's KV follows from, see `prefix.root_of`.
+        `identity`: everything that determines this engine's KV, see `prefix.root_of`.
         `adapter_content`: maps an adapter's name to a name of its content.
         """
         self.root = root_of(pool, identity)
@@ -99,11 +99,11 @@ class KvManager:
 
     @property
     def capacity(self) -> int:
-        """Tokens of the longest sequence that can run when it is alone."""
+        """Tokens of the longest sequence that can run alone."""
         size, longest = self.block_size, 2**62
         for _, window, pool in self._paged:
-            # A window of w tokens lies in at most (w - 2) // size + 2 blocks. A sequence that
-            # cannot hold a longer chunk is given shorter ones, so the window never outgrows it.
+            # A window of w tokens lies in at most (w - 2) // size + 2 blocks. A pool too small for
+            # a long chunk gets shorter ones, so the window always fits.
             if window is None or pool.total < (window - 2) // size + 2:
                 longest = min(longest, pool.total * size)
         return longest
@@ -144,7 +144,7 @@ class KvManager:
     # A table's life
 
     def chain(self, request: Request, tokens: list[int]) -> PrefixChain | None:
-        """Return names for the prefixes of a request's `tokens`, a list that grows; None without an
+        """Return the prefix chain of a request's `tokens`, a list that grows; None without an
         index."""
         if not self.prefix_cache:
             return None
@@ -192,14 +192,14 @@ class KvManager:
         return table
 
     def _retain(self, pool: BlockPool, chain: PrefixChain, blocks: list[int], first: int) -> None:
-        """Retain the blocks of a prefix, from the one at `first`, as the request asked."""
+        """Retain the blocks of a prefix from index `first`, as the request asked."""
         now = self._clock()
         for tokens, seconds, priority in chain.retained:
             for block in blocks[: max(0, -(-tokens // self.block_size) - first)]:
                 pool.retain(block, now + seconds, priority)
 
     def _part_of_a_block(self, table: BlockTable, known: int) -> None:
-        """Find a block that begins with the tokens that follow in the table."""
+        """Find a block that begins with the table's next tokens."""
         chain, hit, size = table.chain, table.entered, self.block_size
         assert chain is not None
         wanted = chain.plain(hit * size, min(known - 1, (hit + 1) * size))
@@ -224,7 +224,7 @@ class KvManager:
 
     def keep(self, table: BlockTable, row: int, start: int, plan: StepPlan) -> None:
         """Add to the plan the state checkpoints that a table is to keep. The plan's last chunk
-        begins at `start` of the table's tokens."""
+        starts at token `start` of the table."""
         if self.states is not None:
             self.states.keep(table, row, start, start + plan.counts[-1], plan)
 
@@ -234,11 +234,11 @@ class KvManager:
         self.prefix_hits += hits
 
     def cached(self, table: BlockTable) -> int:
-        """Return the number of tokens that a table just opened found."""
+        """Return the number of tokens found for a table just opened."""
         return table.entered * self.block_size + table.copied
 
     def writes(self, table: BlockTable, row: int, plan: StepPlan) -> None:
-        """Add to the plan the block writes and copies that bring a table just opened to its row."""
+        """Add to the plan the block writes and copies for the row of a table just opened."""
         for group, blocks in enumerate(table.blocks):
             if blocks:
                 plan.blocks.append(BlockWrite(row, group, 0, blocks.copy()))
@@ -254,8 +254,8 @@ class KvManager:
     def grow(
         self, table: BlockTable, row: int, oldest: int, end: int, out: list[BlockWrite]
     ) -> int:
-        """Add blocks for tokens up to `end`, as far as they go; return the position up to which
-        there is room.
+        """Add blocks for tokens up to `end`, as far as free blocks allow; return the position up to
+        which there is room.
 
         `oldest` is the first position from which a step in flight or the next one queries: blocks
         before its window are given back first. Deltas for the row are appended to `out`.
@@ -282,7 +282,7 @@ class KvManager:
     def enter(self, table: BlockTable, upto: int, step: int | None) -> None:
         """Make the full blocks below token `upto` findable.
 
-        `step` is the last that may write them, or None if all that wrote them succeeded.
+        `step` is the last step that may write them, or None if all their writers succeeded.
         """
         blocks = upto // self.block_size
         if table.chain is None or blocks <= table.entered:
@@ -309,8 +309,8 @@ class KvManager:
             self.tiers.offer(entries)
 
     def leave_rest(self, table: BlockTable, upto: int) -> None:
-        """Make the last block below token `upto`, which is not full, findable for work that
-        continues there. No step in flight writes to it, and none will."""
+        """Make the last block before token `upto`, which is not full, findable for work that
+        continues there. No step in flight writes to it, and no later one will."""
         chain, at = table.chain, upto // self.block_size
         if chain is None or at != table.entered or at >= min(map(len, table.blocks), default=0):
             return
@@ -351,7 +351,7 @@ class KvManager:
         self._give_back(self._copying.pop(step, []))
 
     def forget(self, step: int) -> None:
-        """Take out of the index all that a failed step and all later ones entered."""
+        """Take out of the index all entries of a failed step and of later ones."""
         if self.states is not None:
             self.states.forget(step)
         for number in [number for number in self.unsettled if number >= step]:
@@ -368,7 +368,7 @@ class KvManager:
                 pool.give_back(block)
 
     def reset(self) -> None:
-        """Empty the prefix index (weights changed, or a user asks). Owned blocks stay owned."""
+        """Empty the prefix index (new weights, or a user's request). Owned blocks stay owned."""
         self.unsettled.clear()
         if self.slots is not None:
             self.slots.reset()
@@ -431,7 +431,7 @@ class KvManager:
     def _longest_paged(
         self, keys: list[bytes], limit: int, found: Sequence[Container[bytes]]
     ) -> int:
-        """Return the same for the groups whose tables grow."""
+        """Do as `longest` for the groups whose tables grow."""
         hit = limit
         groups = [(window, found[group]) for group, window, _ in self._paged]
         for window, index in groups:
@@ -484,8 +484,7 @@ class KvManager:
 
 
 def lent_of(kv: KvManager) -> Counter[tuple[int, int]]:
-    """Count by (group, block) the holders of a block that are not tables: orders of tiers, and
-    leases."""
+    """Count the holders of each (group, block) that are not tables: tier orders and leases."""
     lent: Counter[tuple[int, int]] = Counter()
     for holder in _holders(kv):
         lent.update(holder.held)

@@ -1,8 +1,8 @@
 """Blocks that a prefix hit takes only in part: their first tokens.
 
-There are three cases. Two prompts that differ inside a block share the tokens before that. A prompt
-that is known completely still has its last token to compute, since something must produce the next.
-A sequence that ends leaves its last block half full, where the next turn of a conversation goes on.
+There are three cases. Two prompts that differ inside a block share the tokens before the
+difference. A prompt that is cached completely still computes its last token, to produce the next. A
+sequence that ends leaves its last block half full, where the next turn of a conversation goes on.
 Such a block is copied, and its owner computes on after the valid tokens: the KV up to a position
 does not depend on what follows it.
 """
@@ -16,11 +16,11 @@ MOST_ASKED = 8
 
 
 class PartialBlocks:
-    """Tokens of the blocks in an index, by the key of the prefix before them. An entry whose key
-    has left the index is noticed only when it is looked at, or when too many have gathered."""
+    """Tokens of the blocks in an index, by the key of the prefix before them. Stale entries are
+    dropped lazily: when one is looked up, or when there are too many."""
 
     def __init__(self, most: int, there: Callable[[bytes], bool]) -> None:
-        """`most`: entries that are kept at least. `there`: returns whether a block with this key is
+        """`most`: minimum number of entries kept. `there`: returns whether a block with this key is
         in every group, and computed."""
         self._most = most
         self._there = there
@@ -36,8 +36,8 @@ class PartialBlocks:
             self._tidy()
 
     def best(self, before: bytes, wanted: Sequence[int]) -> tuple[bytes, int]:
-        """Return (key, tokens) of the block that begins with the most of `wanted`; 0 tokens without
-        one."""
+        """Return (key, tokens) of the block that begins with the most of `wanted`; 0 tokens if
+        there is none."""
         key, most = b"", 0
         for other, tokens in list(self._after.get(before, {}).items())[: -MOST_ASKED - 1 : -1]:
             if tokens[: most + 1] == wanted[: most + 1] and self._there(other):
@@ -59,7 +59,7 @@ class PartialBlocks:
 
 
 def _agree(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the number of tokens with which both begin."""
+    """Return the length of the common prefix."""
     for at, (mine, theirs) in enumerate(zip(one, other, strict=False)):
         if mine != theirs:
             return at

@@ -42,7 +42,7 @@ class BlockPool:
         self.total = blocks - 1
         """Blocks that can be owned."""
         self.keep = self.total if keep is None else keep
-        """Cached blocks that stay while there are others that were never owned."""
+        """Cached blocks to keep while blocks that were never owned are left."""
         self.touched = 0
         """The highest block that was ever owned: memory was written up to here."""
         self.cached_blocks = CachedBlocks(self.total, clock)
@@ -94,7 +94,7 @@ class BlockPool:
         return block
 
     def take_many(self, count: int) -> list[int]:
-        """Take as many blocks as `count` calls of `take`, and the same ones."""
+        """Take the blocks that `count` calls of `take` would take."""
         if self.index:
             return [self.take() for _ in range(count)]
         assert count <= self.free, "the caller counts before it takes"
@@ -111,7 +111,7 @@ class BlockPool:
         return taken
 
     def fresh(self, count: int) -> range:
-        """Return the never-owned blocks among the next `count` to be taken, as things are now."""
+        """Return the never-owned blocks among the next `count` that `take` would return now."""
         if self.cached > self.keep:
             return range(0)
         return range(self.touched + 1, min(self.touched + count, self.total) + 1)
@@ -155,12 +155,12 @@ class BlockPool:
         return True
 
     def retain(self, block: int, until: float, priority: int) -> None:
-        """Retain an owned, indexed block, once it is free, for as long as that is possible."""
+        """Retain an owned, indexed block once it is free, if possible."""
         assert self.refs[block] > 0
         self.cached_blocks.retain(block, until, priority)
 
     def forget(self, block: int) -> None:
-        """Take a block out of the index: its content turned out not to be there."""
+        """Take a block out of the index because its content is not there."""
         key = self.keys[block]
         if key is not None:
             free = self.refs[block] == 0

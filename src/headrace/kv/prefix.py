@@ -1,21 +1,21 @@
-"""Names for prefixes: the key of block i stands for all that blocks 0 … i follow from.
+"""Names for prefixes: the key of block i identifies everything that blocks 0 … i depend on.
 
 A key is the running BLAKE2b digest (16 bytes) of a root and of links, read at each block boundary.
 So each key contains its predecessor. Two sequences share key i if and only if they agree on the
 root and on their first i + 1 links.
 
-* The **root** names what decides the content of every block: the engine's identity (weights,
-  architecture with its rope, KV type, kernels, version), the arrays that a block holds and their
-  layers (`GroupShape`), the block size, and the format of the keys. From the request it has the
-  tenant's salt, the adapter's content, and the digests of inputs that every token attends to.
-* A **link** is the tokens of a block as 32-bit integers. Each input that is not text (an image)
-  and reaches into the block adds a mark, which no token is. With the mark go the input's digest
-  and where the block lies in it. Equal placeholders before different images never share.
+* The **root** covers the inputs common to all blocks: the engine's identity (weights, architecture
+  with its rope, KV type, kernels, version), the arrays that a block holds and their layers
+  (`GroupShape`), the block size, and the format of the keys. From the request it has the tenant's
+  salt, the adapter's content, and the digests of inputs that every token attends to.
+* A **link** is the tokens of a block as 32-bit integers. Each input that is not text (an image) and
+  overlaps the block adds a mark, which equals no token id, its digest and the block's offset in it.
+  Equal placeholders of different images never share.
 
-Tokens come from strangers. A hash with constructible collisions would hand one tenant the KV of
-another, so a cryptographic one is used. Measured, it costs about a microsecond a block, and each
-token is hashed once in the life of its sequence. Keys do not depend on the process: they can name
-blocks in another tier or on another machine.
+Tokens are untrusted. A hash with constructible collisions would hand one tenant the KV of another,
+so a cryptographic one is used. Measured, it costs about a microsecond a block; each token is hashed
+once in its sequence's life. Keys do not depend on the process, so they also name blocks in other
+tiers and on other machines.
 """
 
 from __future__ import annotations
@@ -33,23 +33,22 @@ from headrace.base.step import PoolShape
 from headrace.base.tiers import KEY_BYTES
 
 FORMAT = 5
-"""Version of the keys. Raised when keys are made of something else, and when the bytes of a block
-change meaning while its arrays stay: 5 is for int8 keys that lack their large biases on GPUs."""
+"""Version of the keys. Raised when the key's inputs change, or the meaning of a block's bytes while
+its arrays stay. 5: int8 keys without their large biases on GPUs."""
 _MARK = -1
 """First word of an input's part of a link; token ids are never negative."""
 
 
 def root_of(pool: PoolShape, identity: str) -> bytes:
-    """Return the digest that all keys of an engine begin with. `identity`: what its KV's bits
-    follow from in addition to the form of the pool, see `base.identity`."""
+    """Return the digest that all keys of an engine begin with. `identity`: what determines its KV
+    besides the pool's form, see `base.identity`."""
     held = [(group.name, group.layers, group.window, group.arrays) for group in pool.groups]
     return _digest(repr((FORMAT, identity, pool.block_size, held)))
 
 
 def tenant_of(salt: str) -> str:
-    """Return a name for the users of a salt that does not reveal it: 16 hexadecimal digits. Salts
-    that a key's requests name (`server.caller`) are one tenant, so naming two does not give two
-    shares."""
+    """Return a name for a salt's users that does not reveal it: 16 hexadecimal digits. All salts of
+    one API key (`server.caller`) are one tenant, so two salts do not get two shares."""
     return _digest(f"tenant {salt.partition(chr(0))[0]}")[:8].hex()
 
 
@@ -58,7 +57,7 @@ def _digest(text: str) -> bytes:
 
 
 class PrefixChain:
-    """The keys of one sequence's full blocks, made as far as they were asked for."""
+    """The keys of one sequence's full blocks, computed on demand."""
 
     __slots__ = (
         "_hasher", "_inputs", "_start", "_tokens", "adapter", "block_size", "keys", "marks",
@@ -77,8 +76,8 @@ class PrefixChain:
         retained: Sequence[Retained] = (),
         marks: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """`tokens` is the sequence's own list, which only ever grows. `adapter`: its content.
-        `marks`: see `Request.marks`."""
+        """`tokens` is the sequence's own list, which only ever grows. `adapter`: digest of its
+        content. `marks`: see `Request.marks`."""
         self.block_size = block_size
         self._tokens = tokens
         self._inputs = [one for one in inputs if one.length]
@@ -114,8 +113,8 @@ class PrefixChain:
         return len(self._tokens)
 
     def common(self, other: PrefixChain, most: int) -> int:
-        """Return how many of the first `most` tokens, which both have, are those of `other` too,
-        of the same tenant and adapter; inputs that are not text are not compared."""
+        """Return how many of the first `most` tokens, which both have, `other` shares from the
+        start; 0 for another tenant or adapter, or with inputs that are not text."""
         if self._start != other._start or self._inputs or other._inputs:
             return 0
         whole, size = most // self.block_size, self.block_size
@@ -135,15 +134,15 @@ class PrefixChain:
         return self.keys[block - 1] if block else self._start
 
     def plain(self, begin: int, end: int) -> list[int]:
-        """Return the tokens of a part of one block, or [] if an input that is not text reaches into
+        """Return the tokens begin … end of one block, or [] if an input that is not text overlaps
         the block."""
         if self._inputs and self._links(begin // self.block_size * self.block_size):
             return []
         return self._tokens[begin:end]
 
     def handed(self, first: int, blocks: int) -> Handed | None:
-        """Return what another engine needs to compute the first `blocks` and to lend those from
-        `first` on. Returns None if an input that is not text is among them."""
+        """Return the data with which another engine computes the first `blocks` and lends those
+        from `first` on. Returns None if an input that is not text is among them."""
         upto = blocks * self.block_size
         if any(one.first < upto for one in self._inputs):
             return None
@@ -157,7 +156,7 @@ class PrefixChain:
         return blake2b(self.before(whole) + rest, digest_size=KEY_BYTES, person=b"rest").digest()
 
     def _links(self, begin: int) -> bytes:
-        """Return the bytes that inputs reaching into the block at `begin` add to its link."""
+        """Return the bytes that inputs overlapping the block at `begin` add to its link."""
         end = begin + self.block_size
         return b"".join(
             array("q", (_MARK, one.first - begin, one.length)).tobytes()
@@ -167,8 +166,8 @@ class PrefixChain:
         )
 
     def fork(self, tokens: list[int]) -> PrefixChain:
-        """Return a copy of the chain for `tokens` that begin like its own; from here on it is
-        independent. The n choices of a request share a prompt."""
+        """Return an independent copy of the chain for `tokens` that begin like its own. The n
+        choices of a request share a prompt."""
         twin = PrefixChain.__new__(PrefixChain)
         twin.block_size = self.block_size
         twin._tokens = tokens

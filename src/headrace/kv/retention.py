@@ -1,10 +1,10 @@
-"""Cached blocks of a pool, and the choice of the one that is evicted when one is needed.
+"""Cached blocks of a pool, and the choice of the next one to evict.
 
-Each tenant's blocks are a list of their own, in the order of their last use. First go the blocks of
-a tenant that has been idle for ten minutes; then the oldest of the tenant that holds most, so that
-no tenant pushes out the others. Blocks that a request asked to retain are in lists by priority.
-They go when nothing else is cached, the lowest priority first, and are never more than half of the
-pool. When their time is over they are like any others. Nothing is ever locked.
+Each tenant has a list of blocks in the order of their last use. Blocks of a tenant idle for ten
+minutes are evicted first. Then the oldest blocks of the tenant that holds most, so that no tenant
+pushes out the others. Blocks that a request asked to retain are in lists by priority. They are
+evicted when nothing else is cached, the lowest priority first, and are never more than half of the
+pool. After their time they are like any others. Nothing is ever locked.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class CachedBlocks:
         self._lists.setdefault(place, OrderedDict())[block] = None
 
     def _choose(self) -> tuple[OrderedDict[int, None], int]:
-        """Choose the list that gives up blocks next, and how many before the next choice."""
+        """Choose the list to evict from next, and how many blocks before the next choice."""
         now = self._clock()
         self._expire(now)
         for place in [place for place, held in self._lists.items() if not held]:

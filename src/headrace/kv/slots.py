@@ -1,9 +1,9 @@
 """Slots of the part that drafts: each holds the KV of one sequence whole, or is free.
 
-A sequence runs without a slot where none is free, and gets one when it is left. Drafts never change
-an answer, so nothing waits for a slot and nobody is preempted for one. A free slot keeps the name
-of its last text: the next turn of a conversation, or the same sequence after a preemption, gets the
-slot whose text begins most like its own. Texts of two tenants never do (`PrefixChain.common`).
+If no slot is free, a sequence runs without one until one is released. Drafts never change an
+answer, so no sequence waits or is preempted for a slot. A free slot keeps the prefix chain of its
+last text. The next turn of a conversation, or a sequence after preemption, gets the slot with the
+longest common prefix. Two tenants never have one (`PrefixChain.common`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .table import BlockTable
 
 
 class Slots:
-    """The slots of one `KvManager`, which alone makes and leaves them."""
+    """The slots of one `KvManager`, which alone uses them."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._free: dict[int, tuple[PrefixChain, int] | None] = dict.fromkeys(range(count))
-        """Free slots, the longest unused first, and the known tokens of their last texts."""
+        """Free slots, the longest unused first, with the chains and tokens of their last texts."""
 
     @property
     def free(self) -> int:
@@ -53,7 +53,7 @@ class Slots:
 
 
 def _alike(chain: PrefixChain | None, known: int, last: tuple[PrefixChain, int] | None) -> int:
-    """Return the number of first tokens that a sequence and a slot's last text have in common."""
+    """Return the length of the common prefix of a sequence and a slot's last text."""
     if chain is None or last is None:
         return 0
     other, length = last

@@ -1,12 +1,12 @@
 """Blocks of the state group: one for each running sequence, and checkpoints of prompts.
 
-A state follows from all tokens of a sequence, and takes the memory of hundreds of them. Each
-sequence has one, which advances with it; blocks have none of their own. A later request can begin
-with a **checkpoint**, a copy that a step makes on its way at a place that the manager chose:
+A state depends on all tokens of a sequence, and takes the memory of hundreds of them. Each sequence
+has one, which advances with it; there is none per block. A later request can begin with a
+**checkpoint**, a copy that a step makes on its way at a place that the manager chose:
 
 * at the last block boundary in the prompt, where the same prompt, or the next turn of the same
   conversation, goes on;
-* where the other groups have blocks for more of the prompt than any checkpoint: another text
+* where the other groups' prefix hit ends, if it is longer than any checkpoint: another text
   diverged there (Pan et al. 2024, Marconi), so more will.
 
 A checkpoint is found by the key of the block that it ends, once the step that made it succeeded. A
@@ -25,7 +25,7 @@ from .table import BlockTable
 
 
 class StateBlocks:
-    """The state group of one `KvManager`, which alone calls it."""
+    """The state group of one `KvManager`, its only caller."""
 
     def __init__(self, group: int, pool: BlockPool, block_size: int) -> None:
         self.group, self.pool = group, pool
@@ -34,14 +34,14 @@ class StateBlocks:
         """Per step: checkpoints that it makes."""
 
     def longest(self, keys: list[bytes], most: int, found: Container[bytes]) -> int:
-        """Return the most blocks, at most `most`, after which `found` has a checkpoint."""
+        """Return the largest block count, at most `most`, after which `found` has a checkpoint."""
         while most and keys[most - 1] not in found:
             most -= 1
         return most
 
     def open(self, table: BlockTable, known: int, hit: int, paged: int) -> None:
-        """Hold the checkpoint after the `hit` blocks that a table begins with, and choose where in
-        its `known` tokens it leaves some. `paged`: blocks of them that the other groups have."""
+        """Hold the checkpoint after a table's first `hit` blocks, and choose where in its `known`
+        tokens to make new ones. `paged`: their blocks that the other groups have."""
         assert table.chain is not None
         if hit:
             table.restores = self.pool.index[table.chain.keys[hit - 1]]
@@ -50,7 +50,7 @@ class StateBlocks:
         table.keeps = tuple(blocks * self._size for blocks in wanted if blocks > hit)
 
     def restore(self, table: BlockTable, plan: StepPlan) -> None:
-        """Have a plan begin with the checkpoint of a table just opened, if it found one."""
+        """Have a plan start from the checkpoint that a table just opened has found, if any."""
         source, (target, *_) = table.restores, table.blocks[self.group]
         if source is not None and source != target:
             plan.copies.append(BlockCopy(self.group, source, target))
@@ -63,8 +63,8 @@ class StateBlocks:
             table.restores = None
 
     def keep(self, table: BlockTable, row: int, start: int, end: int, plan: StepPlan) -> None:
-        """Have a plan copy a table's state at the chosen places, if there are free blocks. The
-        plan computes its tokens start … end for good."""
+        """Have a plan copy a table's state at the chosen places, if there are free blocks. The plan
+        computes its final tokens start … end."""
         for at in table.keeps:
             if not start < at <= end or table.chain is None:
                 continue
@@ -96,7 +96,7 @@ class StateBlocks:
         self.forget(-1)
 
     def held(self, tables: Iterable[BlockTable]) -> Iterator[int]:
-        """Yield the blocks that steps in flight fill, and the checkpoints that tables are to begin
-        with."""
+        """Yield the blocks that steps in flight fill, and the checkpoints that tables will start
+        from."""
         yield from (one.block for coming in self._coming.values() for one in coming)
         yield from (table.restores for table in tables if table.restores is not None)

@@ -28,6 +28,6 @@ class BlockTable:
         self.keeps: tuple[int, ...] = ()
         """Token counts after which its state is to be kept for others."""
         self.restores: int | None = None
-        """The checkpoint that its first step begins with; held until then."""
+        """The checkpoint from which its first step starts; held until then."""
         self.slot: int | None = None
         """Its slot of the part that drafts."""

@@ -1,21 +1,21 @@
 """The tiers below the pool: which blocks are written to them, and which are loaded for a request.
 
 **Down**: a block whose step has succeeded is final. It is written once, in the background, while
-its bytes stay where they are (`hold`). Nothing is written when a block is evicted: by then the next
-owner would have to wait.
+its bytes stay where they are (`hold`). Nothing is written at eviction: the next owner would have to
+wait.
 
-**Up**: work that is about to be admitted asks (`ready`). Blocks that continue the pool's prefix are
-taken from the free ones, filled by the tier's threads and entered in the index. Then the work is
-admitted and finds them as any prefix hit. A read that fails is a shorter hit. A tier shared with
-other machines is first asked for its blocks.
+**Up**: work that is about to be admitted asks (`ready`). The tier's threads load blocks that
+continue the pool's prefix into free ones, which are then entered in the index. Then the work is
+admitted and finds them as any prefix hit. A failed read is a shorter hit. A tier shared with other
+machines is first asked for its blocks.
 
 **Or both**: if neither loading nor computing is much quicker, the work is admitted at once and
 computes from the front, while blocks are loaded from the back. When it reaches the first loaded
 block, it is admitted again and finds them all (`meets`).
 
-**The canary**: one of each `CANARY` prefixes that are loaded leaves its last block out, or all of
-them if the model keeps states. The request computes it, as it would have without the tier. Its
-result for that block is compared, bit for bit, with what had been kept.
+**The canary**: one in `CANARY` loads leaves the last block out, or all blocks if the model keeps
+states. The request computes it, as it would have without the tier. Its result for that block is
+compared, bit for bit, with the kept one.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from .prefix import PrefixChain
 CANARY = 16
 """One in this number of loads computes a block and compares it."""
 MOST_WRITING = 64
-"""Most blocks held by writes; while this number waits, further ones are not written."""
+"""Most blocks held by writes; beyond this number blocks are not written."""
 RESERVE = 0.02
 """Share of the pool that a load leaves to running sequences."""
 REMEMBERED = 4096
-"""Most answers (one for each work) that are remembered, and most keys to compare."""
+"""Most remembered answers (one for each work), and most keys to compare."""
 
 FIRST_RATES = (200e6, 50e6, 200e6)
-"""Bytes a second assumed, before any measurement, for a disk, storage that machines share and a
-prefill server."""
+"""Bytes a second assumed before any measurement: of a disk, of shared storage and of a prefill
+server."""
 LATENCY = 1e-3
-"""Seconds from an order to its end, in addition to those for its bytes."""
+"""Seconds from an order to its end, without the time for its bytes."""
 ASKING = 5e-3
-"""Least seconds to compute a prompt for which a tier is asked for blocks."""
+"""Least seconds of computing for which a tier is asked for a prompt's blocks."""
 WORTH = 0.15
-"""Share of the time that loading and computing at once must save."""
+"""Least share of the time saved for which loading and computing run together."""
 PIECE = 8
-"""Most blocks of one order that loads from the back."""
+"""Most blocks of one order when loading from the back."""
 PROBE = 16
-"""One in this number of refusals loads all the same: a tier that was slow may be quick again."""
+"""One in this number of refusals loads anyway, to notice that a tier is fast again."""
 
 Computing = Callable[[int, int], float]
-"""(tokens present, tokens more) → seconds to compute the latter."""
+"""(tokens present, further tokens) → seconds to compute the latter."""
 
 
 class Tiers:
@@ -69,7 +69,7 @@ class Tiers:
         self.store = store
         self.stats = TierStats()
         self.held: Counter[tuple[int, int]] = Counter()
-        """(group, block) → how often it is held for an order under way."""
+        """(group, block) → number of orders under way that hold it."""
         self._bytes = bytes_per_block
         self._computing = computing
         self.rates = list(FIRST_RATES)
@@ -80,11 +80,11 @@ class Tiers:
         self._coming: dict[tuple[int, bytes], int] = {}
         """(group, key) of a block that is being read → the ticket."""
         self._loading: dict[int, _Load] = {}
-        """Loads under way, by the work that they are for."""
+        """Loads under way, by their work."""
         self._sought: set[int] = set()
         """Work for which a tier was asked."""
         self._meeting: dict[int, list[bytes]] = {}
-        """By work that computes meanwhile: keys of the prefix that is there once both have met."""
+        """By work that computes meanwhile: keys of the prefix to be there when both have met."""
         self.handovers: Handovers | None = None
         """Hand-overs to prefill servers, if there are any."""
         self._answered: dict[int, int] = {}
@@ -124,8 +124,8 @@ class Tiers:
     # Up
 
     def ready(self, work: int, chain: PrefixChain, known: int) -> bool:
-        """Return whether the pool has all that it should have of the first `known` tokens before
-        the work is admitted. False: more is on its way, and its arrival wakes the loop."""
+        """Return whether work with `known` tokens can be admitted. False: more of its blocks are
+        being loaded, and their arrival wakes the loop."""
         ready = self._ready(work, chain, known)
         if ready and work in self._answered and work not in self._meeting:
             self._done(work)
@@ -137,7 +137,7 @@ class Tiers:
         if work in self._loading:
             return False
         kv, size = self.kv, self.kv.block_size
-        # All tokens but one are taken of a full last block, but none of a state.
+        # One token stays to compute. A full last block can be used in part, a state cannot.
         limit = (known if kv.states is None else known - 1) // size
         keys = chain.extend(limit)
         hit = kv.longest(keys, limit, [pool.index for pool in kv.pools])
@@ -167,7 +167,7 @@ class Tiers:
             for at in range(kv.first_visible(2 if of.state else of.window, most * size), most)
         ]
         missing = [(group, at) for group, at in needed if keys[at] not in kv.pools[group].index]
-        # The blocks that are continued must still be there when the rest has come, so they are held
+        # The blocks to continue must still be there when the rest has arrived, so they are held
         # too.
         there = [
             (group, kv.pools[group].index[keys[at]])
@@ -177,14 +177,13 @@ class Tiers:
         if any((group, keys[at]) in self._coming for group, at in missing):
             return False  # Another load brings it.
         if not self._room(missing, there):
-            return True  # It cannot be admitted now; once it can, it asks again.
+            return True  # It cannot be admitted now; it asks again later.
         loading = LATENCY + self._seconds(missing, keys)
         computing = self._computing(hit * size, (most - hit) * size)
         both = loading * computing / (loading + computing) if computing < float("inf") else loading
         met = kv.states is None and len(missing) == most - hit > PIECE
         if met and both < (1 - WORTH) * min(loading, computing):
-            # Of the blocks that all groups lack, load the number at which loading and computing end
-            # together.
+            # Load from the back the blocks for which loading and computing end together.
             front = hit + max(1, round((most - hit) * both / computing))
             self._meeting[work] = keys[:most]
             self.stats.met += 1
@@ -210,8 +209,8 @@ class Tiers:
         return False
 
     def _seek(self, work: int, chain: PrefixChain, most: int, limit: int) -> bool:
-        """Ask, once, the tiers that must be asked for blocks that continue the first `most`. False:
-        there are no such tiers, or nothing to gain."""
+        """Ask, once, the remote tiers for blocks that continue the first `most`. False: there are
+        none, or nothing to gain."""
         size = self.kv.block_size
         if work in self._sought or not self.store.asks:
             return False
@@ -252,7 +251,7 @@ class Tiers:
         return begun is not False
 
     def _done(self, work: int) -> None:
-        """Read nothing more for the work."""
+        """Release the hand-over: nothing more is read for the work."""
         if self.handovers is not None:
             self.handovers.done(work)
 
@@ -260,7 +259,7 @@ class Tiers:
         return self.store.place(piece[0], keys[piece[1]])
 
     def _seconds(self, missing: list[tuple[int, int]], keys: list[bytes]) -> float:
-        """Return the seconds until all of it is read, after the reads that are on their way."""
+        """Return the seconds until all of it is read, including reads under way."""
         waiting = self._coming_bytes.copy()
         for group, at in missing:
             waiting[self._place((group, at), keys) or 0] += self._bytes[group]
@@ -292,8 +291,8 @@ class Tiers:
         self.store.read(ticket, pieces)
 
     def meets(self, work: int, computed: int) -> bool:
-        """Return whether all blocks after the `computed` tokens are there by now, of those loaded
-        meanwhile. Then it is better to admit the work again."""
+        """Return whether the load has reached the `computed` tokens: all later blocks are there.
+        Then it is better to admit the work again."""
         keys = self._meeting.get(work)
         if keys is None:
             return False
@@ -309,7 +308,7 @@ class Tiers:
         return met
 
     def loaded(self, work: int) -> int:
-        """Return the tokens loaded for the work, as far as the pool still had them then."""
+        """Return the tokens loaded for the work that the pool still had on their arrival."""
         return self._answered.get(work, 0)
 
     def left(self, work: int) -> None:
@@ -320,7 +319,7 @@ class Tiers:
             self._done(work)
 
     def gone(self, work: int) -> None:
-        """Note that waiting work has ended: nothing waits for what comes for it."""
+        """Note that waiting work has ended and its blocks are no longer awaited."""
         self.left(work)
         if self.handovers is not None:
             self.handovers.gone(work)
@@ -390,7 +389,7 @@ class Tiers:
                 self._answer(order.work, 0 if load.bad else load.tokens)
 
     def distrust(self) -> None:
-        """Enter nothing that is under way: the pool's content means something else from now on."""
+        """Drop all loads under way: the pool's content means something else from now on."""
         self._witnesses.clear()
         self._coming.clear()
         self._meeting.clear()
@@ -398,8 +397,8 @@ class Tiers:
     # Inside
 
     def _room(self, missing: list[tuple[int, int]], there: list[tuple[int, int]]) -> bool:
-        """Return whether enough free blocks remain for the load, the blocks that it continues, and
-        the running requests."""
+        """Return whether free blocks suffice for the load, the blocks that it continues, and the
+        running requests."""
         for number, pool in enumerate(self.kv.pools):
             need = sum(group == number for group, _ in missing)
             need += sum(group == number and not pool.refs[block] for group, block in there)
@@ -425,8 +424,8 @@ class Tiers:
             del self.held[group, block]
 
     def _answer(self, work: int, tokens: int) -> None:
-        """Note the answer for a work. Work that is aborted while it waits never reports that, so
-        the oldest answers are forgotten."""
+        """Note the answer for a work. Work aborted while it waits does not report that, so the
+        oldest answers are forgotten."""
         self._answered[work] = tokens
         if len(self._answered) > REMEMBERED:
             oldest = next(iter(self._answered))

@@ -63,8 +63,7 @@ def attended(to: Description, layer: int, x: Value, at: str, beside: Value | Non
 
 
 def _chunked(spec: AttentionSpec, chunks: Chunks) -> AttentionSpec:
-    """Set Llama 4's attention: chunks in layers with positions, growing queries in those
-    without."""
+    """Set Llama 4's attention: chunks in layers with positions, scaled queries in those without."""
     if spec.rope is None:
         grown = (chunks.growth, chunks.every, 1) if chunks.growth else None
         return spec._replace(growth=grown)
@@ -72,11 +71,11 @@ def _chunked(spec: AttentionSpec, chunks: Chunks) -> AttentionSpec:
 
 
 def latent_attention(to: Description, layer: int, x: Value, at: str, mla: Mla) -> Value:
-    """Describe multi-head latent attention (DeepSeek-V2, section 2.1). Queries may come from a
-    latent of their own. One latent and one rotated key part per token are all that is cached.
+    """Describe multi-head latent attention (DeepSeek-V2, section 2.1). Queries may have their own
+    latent. Only one latent and one rotated key part per token are cached.
 
-    Two matrices unpack a head's keys and values. `k_b_proj` [rank, plain part of q and k] brings q
-    into the latent space; the other one is `v_b_proj` [values, rank].
+    Two matrices unpack a head's keys and values. `k_b_proj` [rank, plain part of q and k] maps q
+    into the latent space; `v_b_proj` [values, rank] maps latents to values.
     """
     arch = to.arch
     spec = LatentSpec(

@@ -1,4 +1,4 @@
-"""A step graph in the making: each call adds a node and returns its value."""
+"""A step graph under construction: each call adds a node and returns its value."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Description:
         dtype: Dtype = "act",
         rows: Rows = TOKENS,
     ) -> Value:
-        """Add a node with one result, of as many rows as it reads; `rows`: if it reads nothing."""
+        """Add a node with one result, with as many rows as its inputs; `rows`: if it has none."""
         out = Value(reads[0].rows if reads else rows, width, dtype)
         self._nodes.append(Node(kind, tuple(reads), (out,), tuple(weights), spec))
         return out

@@ -1,7 +1,7 @@
 """Parts of a bidirectional transformer encoder: attention of all rows to all, and two products.
 
 BERT's layers (Devlin et al. 2018) have their norms after these, Whisper's and SigLIP's (Zhai et al.
-2023) before.
+2023) before them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def bidirectional(
     bias: bool = True,
     output_bias: bool = True,
 ) -> Value:
-    """Describe attention whose queries, keys and values come by the products `names`, one for each
-    of them or one for all, with `bias`; the last one has `output_bias`. `window`: see
-    `AttentionSpec`; `norms`: RMS norms of q and k over all heads."""
+    """Describe attention by the products `names`: one for queries, keys and values each or one for
+    all, with `bias`, then the output's, with `output_bias`. `window`: see `AttentionSpec`; `norms`:
+    RMS norms of q and k over all heads."""
     arch = to.arch
     sizes = arch.heads, arch.heads, arch.head_dim, arch.scale
     spec = AttentionSpec(layer, *sizes, rope, window, eps=arch.norm_eps, bidirectional=True)
@@ -44,7 +44,7 @@ def bidirectional(
 
 
 def side_by_side(to: Description, x: Value, square: int) -> Value:
-    """Describe rows of `square` following rows of x each."""
+    """Describe the concatenation of `square` successive rows of x into one."""
     wide = Value(Rows("N", over=square), square * x.width)
     to.nodes(Node("window", (x,), (wide,), (), WindowSpec(square, square)))
     return wide

@@ -18,7 +18,7 @@ from .description import Description, matrix, vector
 
 
 def feed_forward(to: Description, layer: int, x: Value, at: str) -> Value:
-    """Describe a dense feed-forward, or a mixture in layers where the architecture has one."""
+    """Describe a dense feed-forward, or a mixture in layers that have one."""
     moe = to.arch.moe
     if moe is None or not moe.mixes(layer):
         return gated_linear(to, x, at, to.arch.intermediate)
@@ -28,8 +28,7 @@ def feed_forward(to: Description, layer: int, x: Value, at: str) -> Value:
 def gated_linear(
     to: Description, x: Value, at: str, inner: int, purpose: Purpose | None = None
 ) -> Value:
-    """Describe `{at}.{gate,up,down}_proj`, or `gate_up_proj` in one. `purpose`: that of all of
-    them."""
+    """Describe `{at}.{gate,up,down}_proj`, or `gate_up_proj` in one. `purpose`: of all of them."""
     ups, outputs = [f"{at}.gate_proj", f"{at}.up_proj"], [inner, inner]
     if "gate_up" in to.arch.fused:
         ups, outputs = [f"{at}.gate_up_proj"], [2 * inner]
@@ -58,8 +57,8 @@ def mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
     """Route each row by `{at}.gate` to `active` of `{at}.experts.N.{gate,up,down}_proj`; shared
     ones (`{at}.shared_experts`) see every row.
 
-    A shared expert with a gate is a mixture of one: every row goes to it, with the routing weight
-    of `{at}.shared_expert_gate`.
+    A shared expert with a gate is a mixture of one expert: every row goes to it, with the routing
+    weight of `{at}.shared_expert_gate`.
     """
     logits = to.linear(x, f"{at}.gate", outputs=moe.experts, bias=moe.clamped, purpose="router")
     route = RouteSpec(
@@ -102,8 +101,8 @@ def experts(
     purpose: Purpose = "experts",
 ) -> Value:
     """Describe the experts `{at}.{gate,up,down}_proj` with router `logits` [N, experts]. `vectors`:
-    bias of the choice, gains of the routing weights; `clamped` experts have biases and a gate of
-    their own; `inside`: routing weights multiply the experts' inputs."""
+    bias of the choice, gains of the routing weights; `clamped` experts have biases and a special
+    gate; `inside`: routing weights multiply the experts' inputs."""
     count, hidden = logits.width, to.arch.hidden
     chosen, shares = to.nodes(
         Node(

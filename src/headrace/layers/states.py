@@ -1,4 +1,4 @@
-"""Mamba 2, and the convolution that layers with a state begin with."""
+"""Mamba 2, and the convolution at the start of layers with a state."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Owns: catalog, download, GGUF and safetensors, names of weights.
 Takes → gives: a model's name → files on disk → named weights.
-Does not know: what a model does with them.
+Does not know: the use of weights in a model.
 Invariant: files are hostile: bounded, checked, never pickle.
 Where does my change go: where bytes come from.
 

@@ -61,7 +61,7 @@ def within(path: str | Path, roots: Sequence[str | Path]) -> Path:
     except (OSError, ValueError, RuntimeError):
         found = None
     allowed = [Path(root).expanduser().resolve() for root in roots]
-    # One answer for both: callers must not be able to probe for paths outside.
+    # One error for both: callers must not be able to probe for paths outside.
     if found is None or not found.is_dir() or not any(found.is_relative_to(r) for r in allowed):
         raise Forbidden(
             "the adapter is not a folder below one of the folders from which adapters may be "

@@ -82,7 +82,7 @@ class Record:
                 self.data = found
 
     def knows(self, path: str, size: int, sha256: str | None) -> bool:
-        """Tell whether this file was verified and is unchanged since."""
+        """Return whether this file was verified and is unchanged since."""
         entry = self.data["files"].get(path)
         if not isinstance(entry, dict) or (sha256 is not None and entry.get("sha256") != sha256):
             return False
@@ -103,7 +103,7 @@ class Record:
         self.save()
 
     def verify(self, path: str, size: int, sha256: str) -> bool:
-        """Tell whether the file is there and right; hash it unless the record has it."""
+        """Return whether the file is there and right; hash it unless the record has it."""
         if self.knows(path, size, sha256):
             return True
         target = self.folder / path
@@ -245,7 +245,7 @@ def remove(name: str, cache_dir: str | Path | None = None) -> int:
 
 
 def is_hub_id(name: str) -> bool:
-    """Tell whether a name is `org/name`, in the characters that a hub allows."""
+    """Return whether a name is `org/name`, in the characters that a hub allows."""
     parts = name.split("/")
     return len(parts) == 2 and all(
         0 < len(part) <= 96

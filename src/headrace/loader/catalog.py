@@ -2,7 +2,7 @@
 
 Each file has its size, its SHA-256, and the places that carry the same bytes: a hub repository, and
 wheels of a package index that hold it in parts. Only the hash decides: no source is trusted.
-`catalog.txt` beside this module is the list.
+`catalog.txt` next to this module is the list.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROPOSED = {
 }
 """Device → chat models to propose, the best first."""
 SPARE = 2
-"""A model is proposed if it needs at most one part in so many of a CPU's free memory."""
+"""A model is proposed if it needs at most 1 / `SPARE` of a CPU's free memory."""
 
 
 @dataclass(frozen=True, slots=True)

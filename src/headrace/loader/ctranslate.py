@@ -36,7 +36,7 @@ class Variable(NamedTuple):
 
 
 class BinaryModel:
-    """Variables of one file by their names; each is read when it is asked for."""
+    """Variables of one file by their names; each is read on access."""
 
     def __init__(self, path: Path) -> None:
         """Read the file's header. Raises `ModelFileError` if the file violates the format,
@@ -67,9 +67,8 @@ class BinaryModel:
                 raise reader.fault("there are bytes behind the last variable")
 
     def mapped(self, name: str) -> npt.NDArray[Any]:
-        """Return an array as a view of the file's mapping, wherever its bytes lie there: `embed`
-        and numpy read numbers off the multiples of their size. Raises `ModelFileError` if the file
-        lacks it."""
+        """Return an array as a view of the file's mapping, even if its bytes are misaligned:
+        `embed` and numpy can read that. Raises `ModelFileError` if the file lacks it."""
         shape, dtype, begin, nbytes = self._variable(name)
         whole = np.frombuffer(OpenFile(self._path).mapping, np.uint8)
         return whole[begin : begin + nbytes].view(dtype).reshape(shape)

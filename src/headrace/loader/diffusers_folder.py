@@ -1,6 +1,6 @@
 """A folder of one of diffusers' pipelines as a `ModelFiles`, and the weights of its parts.
 
-A folder without a decoder (`vae`) has pictures in one or three channels for latents.
+Without a decoder (`vae`) the latents are pictures in one or three channels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INDEX, FORMAT = "model_index.json", "diffusers"
 STEM = "diffusion_pytorch_model"
 """Beginning of the names of weight files."""
 MOST_NAME = 200
-"""Letters of a class's name."""
+"""Maximum letters of a class's name."""
 PIPELINES: Mapping[str, tuple[str, str, int]] = {
     "DiTPipeline": ("dit", "DiTTransformer2DModel", 0),
     "PixArtAlphaPipeline": ("pixart", "PixArtTransformer2DModel", 120),

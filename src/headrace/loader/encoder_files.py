@@ -18,7 +18,7 @@ class Shaped(Protocol):
 
 
 def encoder_config(files: ModelFiles, kinds: Collection[str]) -> dict[str, Any] | None:
-    """Return the configuration of a folder whose `model_type` is one of `kinds`; None of others."""
+    """Return a folder's configuration if its `model_type` is one of `kinds`; else None."""
     if files.format == "gguf":
         return None
     try:

@@ -119,7 +119,7 @@ class _Tokenizer:
         }
 
     def adds_bos(self) -> bool:
-        """Tell whether a text begins with bos, by the config or by the tokenizer's
+        """Return whether a text begins with bos, by the config or by the tokenizer's
         post-processor."""
         stated = self.config.get("add_bos_token")
         if isinstance(stated, bool):
@@ -130,12 +130,12 @@ class _Tokenizer:
     def templates(self) -> dict[str, str]:
         """Return chat templates by name: from files, or from the config if there is no default
         file."""
-        found, said = self.config.get("chat_template"), dict[str, str]()
+        found, named = self.config.get("chat_template"), dict[str, str]()
         one = [] if found is None else [{"name": "default", "template": found}]
         for entry in found if isinstance(found, list) else one:
             match entry:
                 case {"name": str(name), "template": str(text)}:
-                    said[name] = text
+                    named[name] = text
                 case _:
                     raise ModelFileError(
                         "tokenizer_config.json: chat_template must be text, or a list of objects "
@@ -150,7 +150,7 @@ class _Tokenizer:
         path = self.folder / "chat_template.jinja"
         if path.is_file():
             return {"default": _template(path), **files}
-        return {**said, **files}
+        return {**named, **files}
 
 
 def _template(path: Path) -> str:
@@ -163,7 +163,7 @@ def _template(path: Path) -> str:
 
 
 def _begins_with(processor: object, token: str) -> bool:
-    """Tell whether a post-processor of tokenizer.json puts `token` before a single text."""
+    """Return whether a post-processor of tokenizer.json puts `token` before a single text."""
     if not isinstance(processor, dict):
         return False
     if processor.get("type") == "Sequence":

@@ -108,8 +108,8 @@ class GgufFile:
         return flat.reshape(*info.shape[:-1], info.type.row_bytes(info.shape[-1]))
 
     def rest(self) -> None:
-        """Give back the memory of all pages that were read; the next look reads them again. Nothing
-        may have been written to a view."""
+        """Release the memory of all pages that were read; the next access reads them again. No view
+        may have been written to."""
         with suppress(OSError, AttributeError):
             self._map.madvise(mmap.MADV_DONTNEED)
 

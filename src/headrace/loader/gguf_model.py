@@ -43,9 +43,12 @@ _CONTROL = 3
 PROJECTORS = {
     "idefics3": ("idefics3", "<image>"),
     "gemma3": ("gemma3", "<image_soft_token>"),
+    "qwen2vl_merger": ("qwen2_vl", "<|image_pad|>"),
+    "qwen2.5vl_merger": ("qwen2_5_vl", "<|image_pad|>"),
+    "qwen3vl_merger": ("qwen3_vl", "<|image_pad|>"),
 }
-"""Kind of an encoder of pictures in a file of its own (`mmproj`) → `model_type` of a config, and
-the token that stands for a picture's row."""
+"""Kind of a picture encoder in a separate file (`mmproj`) → (`model_type` of a config, token that
+stands for a picture's row)."""
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -123,13 +126,13 @@ def candidates(path: Path) -> list[Path]:
 
 
 def beside(path: Path, arch: ModelArch, tokens: StringArray) -> Path | None:
-    """Return the first encoder next to a language model that is of a known kind and made for its
-    width, and whose token it has; None: there is none."""
+    """Return the first encoder next to a language model that has a known kind, fits the model's
+    width and has its token in the vocabulary; None without one."""
     for one in candidates(path):
         try:
             metadata = GgufFile(one).metadata
         except HeadraceError:
-            continue  # It belongs to another model, perhaps: this one does without.
+            continue  # It may belong to another model: this one is served without it.
         width, kind = metadata.get("clip.vision.projection_dim"), projector(metadata)
         if width != arch.hidden or kind not in PROJECTORS:
             continue
@@ -150,7 +153,7 @@ def gguf_of(files: ModelFiles) -> GgufFile:
 
 
 def rest(files: ModelFiles) -> None:
-    """Give back the memory of the weights that were read, if the model is a mapped file."""
+    """Release the memory of the weights that were read, if the model is a mapped file."""
     if isinstance(files.opened, GgufFile):
         files.opened.rest()
 
@@ -167,8 +170,7 @@ def _token_id(metadata: dict[str, Any], field: str, count: int) -> int | None:
 
 
 def end_of_turn(known: Callable[[str], bool]) -> tuple[str, ...]:
-    """Return the tokens that may end a turn in a vocabulary; `known` tells whether it has a
-    token."""
+    """Return the tokens that may end a turn in a vocabulary; `known`: whether it has a token."""
     return _HARMONY if known("<|channel|>") and known("<|return|>") else END_OF_TURN
 
 

@@ -13,7 +13,7 @@ from .safetensors_file import StoredTensor
 from .shards import read_headers
 
 _CODES = ("qweight", "weight_packed")
-"""Suffixes of tensors that hold a quantised matrix under another name than `weight`."""
+"""Suffixes of tensors that hold a quantised matrix under a name other than `weight`."""
 
 
 def hold(arch: ModelArch, shards: tuple[Path, ...]) -> tuple[ModelArch, tuple[Decision, ...]]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PREDICTOR = "mtp"
 """Name of the model's own layer that predicts further tokens."""
-_BEHIND = ("embed_tokens.weight", "shared_head.head.weight")
+_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 """Copies of the model's own embedding and output head in such a layer."""
 
 
@@ -54,7 +54,7 @@ class HeadFiles:
 
 
 def open_head(name: str, target: ModelFiles) -> HeadFiles | None:
-    """Open the head of this name for `target`; None if the name is of something else.
+    """Open the head of this name for `target`; return None if the name is not a head's.
 
     Raises `ModelFileError` for a damaged head, `UnsupportedModel` for an unsupported one.
     """
@@ -82,7 +82,7 @@ def _open_predictor(target: ModelFiles) -> HeadFiles:
     tensors = {
         name: tensor
         for name, tensor in read_headers(target.weights).items()
-        if name.startswith(at) and not name.endswith(_BEHIND)
+        if name.startswith(at) and not name.endswith(_COPIES)
     }
     if not tensors:
         raise ModelFileError(
@@ -146,7 +146,7 @@ def _named(name: str, arch: HeadArch) -> str | None:
 
 
 def _halved(name: str, arch: HeadArch) -> bool:
-    """Tell whether this matrix multiplies concat(token, state)."""
+    """Return whether this matrix multiplies concat(token, state)."""
     if arch.kind == "eagle3":
         return name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
     return name in ("fusion_fc.weight", "mtp.eh_proj.weight")

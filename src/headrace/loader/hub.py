@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 3.0
 READ_SECONDS = 30.0
 ATTEMPTS = 5
-"""Broken connections in a row, without a byte in between, before the hub is given up."""
+"""Consecutive broken connections, without a byte in between, before the hub is given up."""
 MAX_LISTING = 16 << 20
 MAX_FILES = 10_000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -193,7 +193,7 @@ def _unreachable(endpoint: str) -> str | None:
     """
     parts = urlsplit(endpoint)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    # With a proxy the host need not resolve here: the request itself will tell.
+    # With a proxy the host need not resolve here: the request itself will show.
     if parts.scheme in getproxies() or "all" in getproxies():
         return None
     answer: list[str | None] = []

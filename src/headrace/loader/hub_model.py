@@ -145,7 +145,7 @@ def _choose_gguf(ggufs: list[str], repo: str, selector: str) -> str:
 
 
 def _has_word(path: str, word: str) -> bool:
-    """Tell whether the quantisation `word` is in the file's name, bounded by - . or _."""
+    """Return whether the quantisation `word` is in the file's name, bounded by - . or _."""
     stem = path.rsplit("/", 1)[-1].removesuffix(".gguf")
     return any(stem == word or stem.endswith(mark + word) for mark in "-._")
 

@@ -41,10 +41,10 @@ def natural(config: Mapping[str, Any], name: str, most: int) -> int:
     return value
 
 
-def verify_usual(said: Mapping[str, Any], file: str = "config.json", **usual: object) -> None:
-    """Raise `UnsupportedModel` if a config names another value than the usual, the only one run."""
+def verify_usual(config: Mapping[str, Any], file: str = "config.json", **usual: object) -> None:
+    """Raise `UnsupportedModel` unless the config has the usual values, the only ones supported."""
     for name, value in usual.items():
-        if said.get(name, value) != value:
+        if config.get(name, value) != value:
             raise UnsupportedModel(f"{file}: {name}: only {value} is run")
 
 

@@ -102,9 +102,9 @@ def stored(
             head = QuantisedHead(tensor, rows, reads)
             yield each, Transposed(head) if part == "k" else head
             continue
-        (first, behind), row_bytes = rows, tensor.nbytes // tensor.shape[0]
+        (first, end), row_bytes = rows, tensor.nbytes // tensor.shape[0]
         begin = tensor.begin + first * row_bytes
-        own = replace(tensor, shape=(behind - first, tensor.shape[1]), begin=begin)
+        own = replace(tensor, shape=(end - first, tensor.shape[1]), begin=begin)
         yield each, Transposed(own) if part == "k" else own
 
 
@@ -113,12 +113,12 @@ def of_blocks(name: str, data: Host, kind: str, arch: ModelArch) -> Iterator[tup
     blocks."""
     assert arch.mla is not None
     rank = arch.mla.kv_rank
-    for each, part, (first, behind) in _parts(name, arch):
-        rows = data[first:behind]
+    for each, part, (first, end) in _parts(name, arch):
+        rows = data[first:end]
         if data.dtype != np.uint8:
             yield each, np.ascontiguousarray(rows.T) if part == "k" else rows
             continue
-        blocks = BlockWeight(kind, rows, (behind - first, rank))
+        blocks = BlockWeight(kind, rows, (end - first, rank))
         yield each, _across(blocks) if part == "k" else blocks
 
 

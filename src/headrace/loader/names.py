@@ -188,7 +188,7 @@ def each_expert(
 
 
 def no_stack(name: str, shape: tuple[int, ...], wanted: int) -> ModelFileError:
-    """Make the error for a tensor of all experts or heads (`*`) that is no stack of them."""
+    """Make the error for a tensor of all experts or heads (`*`) that is not a stack."""
     return ModelFileError(
         f"{name} has shape {list(shape)}; must be a stack of {wanted} dimensions, the first of "
         "them for *"

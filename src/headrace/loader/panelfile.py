@@ -5,7 +5,7 @@
     …      head: JSON {identity, size, entries, sums}
 
 The head comes last, so that weights are written as they are packed and none waits in memory. The
-file is hostile: the head is hashed, every entry is checked against the payload's size, and
+file is hostile. The head is hashed, and every entry is checked against the payload's size.
 `PanelFile.check` sums the whole payload, 2 MiB at a time, before a byte of it is used. A torn,
 truncated or damaged file is refused. A file forged with matching sums is believed, like everything
 else in the user's own cache (ADR 0034). A file gets its final name only after it is complete and on
@@ -121,7 +121,7 @@ class PanelFile:
         return self._own is not None
 
     def on_huge_pages(self) -> bool:
-        """Tell whether most of the (checked) payload is mapped by huge pages; False if unknown."""
+        """Whether most of the (checked) payload is mapped by huge pages; False if unknown."""
         mapped = _of_mapping(self._address(), "FilePmdMapped:")
         return 2 * mapped >= self.nbytes
 
@@ -146,7 +146,7 @@ class PanelFile:
         return self._payload()[entry.offset : entry.offset + entry.size]
 
     def _payload(self) -> npt.NDArray[Any]:
-        import numpy as np  # 90 ms to import: who only asks for the head does not pay for it.
+        import numpy as np  # 90 ms to import: a caller that only needs the head saves them.
 
         if self._own is not None:
             return self._own
@@ -157,7 +157,7 @@ class PanelFile:
 
 
 def describe(path: Path) -> dict[str, Any] | None:
-    """Return the identity in a file's head, whatever it is; None for any other file."""
+    """Return the identity in a file's head, of any model and layout; None for any other file."""
     with suppress(OSError, struct.error, *_SENSELESS), path.open("rb") as file:
         magic, format_, length, digest = _FIXED.unpack(file.read(_FIXED.size))
         if magic == MAGIC and format_ == FORMAT and length <= MAX_HEAD:

@@ -41,8 +41,8 @@ LEAST_BYTES = 64 << 20
 class PanelShelf:
     """Packed-weight cache of one model: weights found on the disk, or to be written there.
 
-    `find` stored weights; `keep` newly packed ones; `finish` once, after all weights were asked
-    for. `outcome` and `reason` then tell `headrace explain` where the weights are.
+    `find` stored weights; `keep` newly packed ones; `finish` once, after all weights were
+    requested. `outcome` and `reason` then give `headrace explain` the place of the weights.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class PanelShelf:
         gets the same bytes once they can be read again, by the end of `finish`."""
         if not self._packed:
             label = f"repacking {self._files.path.name} for this CPU, once"
-            self._progress.start(self._size(), label)
+            self._progress.start(self._size(), label, share=True)
             self._begin()
         self._progress.advance(data.nbytes)
         part = Part(name, kind, shape, data)

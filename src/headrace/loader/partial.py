@@ -117,19 +117,21 @@ class PartialFile:
         return own.hexdigest()
 
 
-def disk_full(target: Path, needed: int, free: int) -> DownloadError:
+def disk_full(target: Path, needed: int, free: int, param: str = "cache_dir") -> DownloadError:
     return DownloadError(
         f"not enough disk space for {target.name} in {target.parent}: {needed:,} bytes are "
-        f"needed, {free:,} are free; free some, or choose another place with --cache-dir",
-        param="cache_dir",
+        f"needed, {free:,} are free; free some, or choose another place with "
+        f"--{param.replace('_', '-')}",
+        param=param,
     )
 
 
-def check_space(target: Path, needed: int) -> None:
-    """Raise before anything is written if `needed` bytes and a margin are not free."""
+def check_space(target: Path, needed: int, param: str = "cache_dir") -> None:
+    """Raise before anything is written if `needed` bytes and a margin are not free; `param`: the
+    option that names the place."""
     free = shutil.disk_usage(target.parent).free
     if free < needed + MARGIN:
-        raise disk_full(target, needed + MARGIN, free)
+        raise disk_full(target, needed + MARGIN, free, param)
 
 
 def file_sha256(path: Path) -> str:

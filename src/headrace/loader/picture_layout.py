@@ -1,4 +1,4 @@
-"""Numbers of an encoder's step that follow from the shape of a picture."""
+"""Inputs of an encoder's step that follow from the shape of a picture."""
 
 from __future__ import annotations
 
@@ -16,36 +16,38 @@ from .pictures import read_tensor
 Floats = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
 KEPT = 8
-"""Shapes whose numbers are kept."""
+"""Maximum shapes whose numbers are cached."""
 
 
 class Layout(NamedTuple):
-    """An item's step beyond its units."""
+    """Inputs of an item's step in addition to its units."""
 
     turns: Numbers
     """`StepBatch.turns`: row and column of each patch."""
     windows: npt.NDArray[np.int32] | None
     """`StepBatch.windows`."""
     back: Numbers | None
-    """Number of the encoder's row for each row of the prompt; None: both have one order."""
+    """Row of the encoder for each row of the prompt; None: both have the same order."""
     given: tuple[Floats, ...] = ()
     """Further inputs of the graph."""
 
 
 Layouts = Callable[[int, int], Layout]
-"""Function of a picture's units and of the rows of a row of its grid (`InputSpan.columns`)."""
+"""Function of a picture's units and the rows per row of its grid (`InputSpan.columns`)."""
 
 
 def layouts(files: ModelFiles, picture: PictureArch) -> Layouts | None:
     """Return the layouts of an encoder; None if its graph needs nothing but patches."""
     if not picture.gridded:
         return None
-    names = [*picture.beside]
+    names = [*picture.beside] if picture.token is None else []
 
     def of(units: int, columns: int) -> Layout:
-        wide = columns * picture.factor
+        wide, extra = columns * picture.factor, picture.extra
         order, windows, back = picture.laid(units // wide, wide)
         turns = np.ascontiguousarray(np.array(order, np.int64).T)
+        if extra:  # Class tokens are not turned, and stand before the first patch.
+            turns = np.pad(turns[:, : units - extra] + 1, ((0, 0), (0, extra)))
         tables = (read_tensor(files, picture, name) for name in names)
         return Layout(
             turns,
@@ -58,17 +60,17 @@ def layouts(files: ModelFiles, picture: PictureArch) -> Layouts | None:
 
 
 def of_frames(rows: Floats, width: int) -> Floats:
-    """Return patches [N, width] whose frames are all the one of `rows` [N, n], channel by
+    """Return patches [N, width] in which each frame repeats `rows` [N, n], channel by
     channel."""
     count, frames = len(rows), width // rows.shape[1]
     return rows.reshape(count, CHANNELS, 1, -1).repeat(frames, 2).reshape(count, width)
 
 
 def between(table: Floats, turns: Numbers, rows: int, columns: int) -> Floats:
-    """Read a square table [side², D] at the places [2, N] of a grid that is stretched over it.
+    """Interpolate a square table [side², D] at the places [2, N] of a grid stretched over it.
 
-    The corners of grid and table meet; a place between four rows of the table gets their sum,
-    weighted by its distances (bilinear), in the order and in fp32 as transformers adds them.
+    The corners of grid and table coincide. A place between four rows of the table gets their
+    bilinear sum, in fp32 and in transformers' order of additions.
     """
     side = round(len(table) ** 0.5)
     taps: list[Numbers] = []

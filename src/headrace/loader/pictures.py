@@ -14,11 +14,11 @@ import numpy.typing as npt
 from ..base.errors import ModelFileError
 from ..base.modelfiles import ModelFiles
 from ..kernels.arrays import floats
-from ..models.picture_arch import ClassToken, PictureArch, squares
+from ..models.picture_arch import CHANNELS, ClassToken, PictureArch, squares
 from ..models.pictures import KINDS, describe_pictures, picture_arch
 from .encoder_files import check_shapes, encoder_config
 from .jsonfile import read_json
-from .mmproj import CodedTensor, configs, mmproj_of, tensors
+from .mmproj import Tensor, configs, mmproj_of, tensors
 from .safetensors_file import StoredTensor, stored_under
 from .weight_source import Named
 
@@ -31,7 +31,7 @@ def open_pictures(files: ModelFiles) -> PictureArch | None:
         return None
     there = _tensors(files, picture)
     if not there:
-        return None  # Its language model alone.
+        return None  # The folder has the language model alone.
     shapes = _shapes(picture).items()
     further = len(describe_pictures(picture).outputs) - 1
     if further > files.arch.layers:
@@ -47,8 +47,8 @@ def _read(files: ModelFiles) -> PictureArch | None:
     encoder = mmproj_of(files)
     if encoder is not None:
         picture = picture_arch(*configs(encoder, files), files.arch.hidden)
-        # Such files have added the norm's one.
-        return replace(picture, arch=replace(picture.arch, norm_offset=0.0))
+        # Such files have added the norm's one, and say nothing of videos.
+        return replace(picture, arch=replace(picture.arch, norm_offset=0.0), videos=None)
     config = encoder_config(files, KINDS)
     if config is None:
         return None
@@ -77,8 +77,9 @@ def picture_weights(files: ModelFiles, picture: PictureArch) -> Iterator[tuple[s
             yield name, np.ascontiguousarray(dealt).reshape(len(whole), -1)
         elif picked is not None:
             yield name, np.ascontiguousarray(stored.read()[picked])
-        elif isinstance(stored, CodedTensor):
-            yield name, stored.read()
+        elif not isinstance(stored, StoredTensor):
+            whole = stored.read()
+            yield name, whole.reshape(len(whole), -1) if whole.ndim > 3 else whole
         elif len(stored.shape) > 3:
             # Kernels [out, channel, (frame,) row, column]: products with the pixels of a patch.
             yield name, replace(stored, shape=(stored.shape[0], prod(stored.shape[1:])))
@@ -92,19 +93,24 @@ def read_tensor(files: ModelFiles, picture: PictureArch, name: str) -> npt.NDArr
 
 
 def _with_class(
-    there: Mapping[str, StoredTensor | CodedTensor], picture: PictureArch, token: ClassToken
+    there: Mapping[str, Tensor], picture: PictureArch, token: ClassToken
 ) -> npt.NDArray[np.float32]:
     """Return the positions of all patches, in the order of squares, and then what turns the product
     of an empty patch into the class token."""
-    names = token.positions, token.token, f"{token.patches}.weight", f"{token.patches}.bias"
-    positions, own, kernels, bias = (floats(there[name].read()) for name in names)
+    names = token.positions, token.token, f"{token.patches}.weight"
+    positions, own, kernels = (floats(there[name].read()) for name in names)
     means, deviations = (np.array(one, np.float32) for one in (picture.mean, picture.deviation))
     black = ((0 - means) / deviations).astype(np.float64)
-    empty = kernels.sum((2, 3), dtype=np.float64) @ black + bias
-    side = isqrt(positions.shape[1] - 1)
+    empty = kernels.reshape(len(kernels), CHANNELS, -1).sum(2, dtype=np.float64) @ black
+    if token.biased:
+        empty = empty + floats(there[f"{token.patches}.bias"].read())
+    positions = positions.reshape(-1, positions.shape[-1])
+    if token.last:
+        positions = np.roll(positions, 1, 0)
+    side = isqrt(len(positions) - 1)
     order = np.array(squares(side, side, picture.factor))
-    patches = positions[0, 1:][order[:, 0] * side + order[:, 1]]
-    last = (positions[0, :1] + own[0]) - empty
+    patches = positions[1:][order[:, 0] * side + order[:, 1]]
+    last = (positions[:1] + own.reshape(1, -1)) - empty
     return np.concatenate([patches, last]).astype(np.float32)
 
 
@@ -115,8 +121,8 @@ def _shapes(picture: PictureArch) -> dict[str, tuple[int, ...]]:
 
 
 def _processor(folder: Path, own: str, member: str, absent: Any) -> Any:
-    """Read what the model's processor does: from a file of its own, or from a part of the whole
-    processor's; `absent`: there is neither."""
+    """Read the settings of the model's processor from a file of its own, or from its part of the
+    whole processor's file; return `absent` if there is neither."""
     if (folder / own).is_file():
         return read_json(folder / own)
     whole = folder / "processor_config.json"
@@ -126,11 +132,11 @@ def _processor(folder: Path, own: str, member: str, absent: Any) -> Any:
     return given
 
 
-def _tensors(files: ModelFiles, picture: PictureArch) -> Mapping[str, StoredTensor | CodedTensor]:
+def _tensors(files: ModelFiles, picture: PictureArch) -> Mapping[str, Tensor]:
     """Return the encoder's tensors by their names in the graph."""
     encoder = mmproj_of(files)
     if encoder is not None:
-        return tensors(encoder, describe_pictures(picture).tensors())
+        return tensors(encoder, {**describe_pictures(picture).tensors(), **picture.beside})
     found = stored_under(files.weights, *picture.PREFIXES, *picture.RENAMED)
     return {_renamed(name, picture.RENAMED): stored for name, stored in found.items()}
 

@@ -113,7 +113,7 @@ class _Preparing:
             self._upload.close()
 
     def add(self, ref: WeightRef) -> None:
-        # The own table of a head serves the tokens that it reads: its logits are then the target's.
+        # A head's own table is for the tokens that it reads; its logits are then the target's.
         if ref.key in self._shared.by_key and ref.names[0] not in self._source:
             self.made.by_key[ref.key] = self._shared.by_key[ref.key]
         elif ref.role == "vector":

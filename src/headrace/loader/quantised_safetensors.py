@@ -128,5 +128,5 @@ class QuantisedMatrices:
             yield matrix.name, main, matrix.shape
 
     def find(self, main: str) -> QuantisedMatrix | None:
-        """Return the matrix whose codes are in the tensor `main`; None if these are no codes."""
+        """Return the matrix whose codes are in the tensor `main`; None if it has no codes."""
         return self._found.get(main)

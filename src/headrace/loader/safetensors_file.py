@@ -161,7 +161,7 @@ class StoredTensor:
 
 
 def stored_under(paths: Iterable[Path], *prefixes: str) -> dict[str, StoredTensor]:
-    """Return the tensors of several files whose names begin so. Raises `ModelFileError`."""
+    """Return the tensors of several files whose names have a prefix. Raises `ModelFileError`."""
     return {
         name: stored
         for path in paths
@@ -195,7 +195,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         )
     header.pop("__metadata__", None)
     begin = 8 + length
-    tensors = {name: _tensor(name, said, path, begin, file) for name, said in header.items()}
+    tensors = {name: _tensor(name, entry, path, begin, file) for name, entry in header.items()}
     ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].nbytes)))
     end = begin
     for name, tensor in ordered.items():
@@ -232,11 +232,11 @@ def _unsound(path: Path, name: str, why: str) -> ModelFileError:
     return ModelFileError(f"{path.name}: not a sound safetensors file: tensor {name!r:.100} {why}")
 
 
-def _tensor(name: str, said: object, path: Path, begin: int, file: OpenFile) -> StoredTensor:
+def _tensor(name: str, entry: object, path: Path, begin: int, file: OpenFile) -> StoredTensor:
     """Check one entry of the header. Raises `ModelFileError`."""
-    if not isinstance(said, Mapping):
+    if not isinstance(entry, Mapping):
         raise _unsound(path, name, "is no JSON object")
-    dtype, shape, range_ = (said.get(key) for key in ("dtype", "shape", "data_offsets"))
+    dtype, shape, range_ = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if dtype not in SIZES:
         raise ModelFileError(
             f"{path.name}: tensor {name!r:.100} is {dtype!r:.40}; read are {', '.join(SIZES)}"
@@ -257,7 +257,7 @@ def _tensor(name: str, said: object, path: Path, begin: int, file: OpenFile) -> 
 
 
 def _naturals(value: Any) -> TypeGuard[list[int]]:
-    """Tell whether this is a list of whole numbers from 0 to a sane limit."""
+    """Return whether this is a list of whole numbers from 0 to a sane limit."""
     return isinstance(value, list) and all(
         type(each) is int and 0 <= each < 1 << 48 for each in value
     )

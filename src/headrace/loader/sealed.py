@@ -1,8 +1,8 @@
 """Digests that a quantised model carries: its bytes are checked once, when it is first opened.
 
-A GGUF has the SHA-256 of the file, as it is with 64 zeros in the digest's place, under `KEY` in its
-metadata; a folder those of its shards in `config.json`. A file that was found right is trusted as
-long as its size and time of change stay.
+A GGUF has under `KEY` in its metadata the SHA-256 of its file with 64 zeros in the digest's place.
+A folder has those of its shards in `config.json`. A file whose digest was right is trusted as long
+as its size and time of change stay.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ENTRY = struct.pack("<Q", len(KEY)) + KEY.encode() + struct.pack("<IQ", 8, len(E
 
 
 def digest_without(file: BinaryIO, at: int | None = None) -> str:
-    """Return the SHA-256 of a file with 64 zeros at `at`; None: of the file as it is."""
+    """Return the SHA-256 of a file with 64 zeros at `at`; None: of the unchanged file."""
     digest, place = hashlib.sha256(), 0
     file.seek(0)
     while piece := file.read(_PIECE):
@@ -52,38 +52,38 @@ def seal(file: BinaryIO, at: int) -> None:
     file.seek(0, 2)
 
 
-def check(path: Path, told: Any, at: int | None = None) -> None:
+def check(path: Path, digest: Any, at: int | None = None) -> None:
     """Compare a file with the digest that its model has. Raises `Untrusted`."""
-    if not isinstance(told, str) or not re.fullmatch("[0-9a-f]{64}", told):
-        raise Untrusted(f"{path.name}: {KEY} must be 64 hexadecimal digits, not {told!r:.80}")
+    if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise Untrusted(f"{path.name}: {KEY} must be 64 hexadecimal digits, not {digest!r:.80}")
     folder, name = cache_root() / "checked", str(path.resolve())
     record = Record(folder)
-    if record.knows(name, path.stat().st_size, told):
+    if record.knows(name, path.stat().st_size, digest):
         return
     with path.open("rb") as file:
         found = digest_without(file, at)
-    if found != told:
+    if found != digest:
         raise Untrusted(
             f"{path.name} has other bytes than when it was quantised: SHA-256 {found[:12]}…, "
-            f"{told[:12]}… is written in it; make or fetch it again, or take {KEY} out of it if "
+            f"{digest[:12]}… is written in it; make or fetch it again, or take {KEY} out of it if "
             "the change is yours"
         )
     with suppress(OSError):  # A cache that cannot be written costs hashing at every start.
         folder.mkdir(parents=True, exist_ok=True)
     files = record.data["files"]
     record.data["files"] = {old: one for old, one in files.items() if Path(old).exists()}
-    record.add(name, told)
+    record.add(name, digest)
 
 
 def check_shards(folder: Path, config: Mapping[str, Any]) -> None:
     """Compare the shards of a folder with the digests in its configuration, if it has some. Raises
     `Untrusted`."""
-    told = config.get(CONFIG_KEY)
-    if told is None:
+    digests = config.get(CONFIG_KEY)
+    if digests is None:
         return
-    if not isinstance(told, Mapping):
-        raise Untrusted(f"config.json: {CONFIG_KEY} must be an object, not {told!r:.80}")
-    for name, digest in told.items():
+    if not isinstance(digests, Mapping):
+        raise Untrusted(f"config.json: {CONFIG_KEY} must be an object, not {digests!r:.80}")
+    for name, digest in digests.items():
         path = folder / name
         if Path(name).is_absolute() or ".." in Path(name).parts or not path.is_file():
             raise Untrusted(f"config.json: {CONFIG_KEY} names {name!r:.80}, which is missing")

@@ -1,4 +1,4 @@
-"""Finds the safetensors files of a folder and their tensors. Pickled weights are never read."""
+"""Search for a folder's safetensors files and their tensors. Pickled weights are never read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The encoder part of a language model that takes more than text, whatever it reads."""
+"""The encoder part of a language model that takes more than text: sounds or pictures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .weight_source import Named
 from .whisper import whisper_of, whisper_weights
 
 MOST_INPUTS = 16
-"""Sounds or pictures that a conversation may have: so many are kept encoded."""
+"""Maximum sounds or pictures of a conversation; as many are kept encoded."""
 MOST_WINDOWS = 10
 """Windows of Whisper that are read at a time."""
 
@@ -33,13 +33,13 @@ class Tower(NamedTuple):
     items: int
     """Encodings of the largest size that are kept."""
     units: int
-    """Most units of an encoding."""
+    """Maximum units of an encoding."""
     layouts: Layouts | None = None
-    """Numbers of a step that follow from an input's shape; None: its units say all."""
+    """Numbers of a step that follow from an input's shape; None: only its units matter."""
     atom: int = 0
-    """Most tokens of a prompt that see each other (`InputSpan.mutual`)."""
+    """Maximum tokens of a prompt that see each other (`InputSpan.mutual`)."""
     frames: int = 1
-    """Frames of a unit's row: an input of one frame has it in all of them."""
+    """Frames of a unit's row; an input of one frame repeats it in all of them."""
     coded: bool = False
     """Whether its products and its attention are in codes of eight bits."""
 

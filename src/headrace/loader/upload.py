@@ -1,8 +1,8 @@
 """Weights on their way to a GPU: through two pinned buffers, one filled while the other is sent.
 
-A plain copy from a mapped file has the driver copy page by page, with one thread that also waits
-for the disk: 3 to 6 GB/s of a link's 50. Here several threads copy, which waits for the disk
-together, and the device reads pinned memory by itself.
+In a plain copy from a mapped file the driver copies page by page. Its one thread also waits for the
+disk: 3 to 6 GB/s of a link's 50. Here several threads copy, which waits for the disk together, and
+the device reads pinned memory by itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAST = 2**20
 
 
 class Link(Protocol):
-    """The way to a device."""
+    """Copies to a device."""
 
     def buffer(self, nbytes: int) -> torch.Tensor:
         """Return host memory [nbytes] uint8 that the device can read by itself."""
@@ -35,8 +35,8 @@ class Link(Protocol):
         ...
 
     def send(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], object]:
-        """Begin to copy a buffer to the device; what is launched later finds it there. The
-        function that is returned waits until the buffer may be written again."""
+        """Begin to copy a buffer to the device; work launched later sees the copy. The returned
+        function waits until the buffer may be written again."""
         ...
 
 

@@ -25,8 +25,8 @@ def load_weights(
 ) -> Iterator[tuple[str, Loaded]]:
     """Yield (canonical name, weight) of every tensor of the model; `only`: of these names.
 
-    Raises `ModelFileError` before the first one if a tensor is missing, unknown or of another shape
-    than the architecture's; `UnsupportedModel` if its type is not read.
+    Raises `ModelFileError` before the first one if a tensor is missing, unknown, or not of the
+    architecture's shape; `UnsupportedModel` if its type is not read.
     """
     if files.format == "gguf":
         found: Iterator[tuple[str, Loaded]] = from_gguf(gguf_of(files), files.arch, only)

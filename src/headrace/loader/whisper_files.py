@@ -118,7 +118,7 @@ _BYTES = _byte_letters()
 
 
 def own_head(header: Mapping[str, StoredTensor]) -> bool:
-    """Tell whether a decoder's head, if the file has one, differs from its embedding."""
+    """Return whether a decoder's head, if the file has one, differs from its embedding."""
     head, table = header.get(HEAD), header.get(TABLE)
     return head is not None and (table is None or not head.equals(table))
 
@@ -151,10 +151,10 @@ def open_whisper(folder: Path) -> WhisperFiles:
             )
         called, shapes = str, {name: one.shape for name, one in header.items()}
         tensor, table = partial(stacked, header), partial(mapped, header, TABLE)
-        said = read_optional(folder / "generation_config.json")
-        suppressed = said.get("suppress_tokens", config.get("suppress_tokens"))
-        first = said.get("begin_suppress_tokens", config.get("begin_suppress_tokens"))
-        alignment = said.get("alignment_heads")
+        generation = read_optional(folder / "generation_config.json")
+        suppressed = generation.get("suppress_tokens", config.get("suppress_tokens"))
+        first = generation.get("begin_suppress_tokens", config.get("begin_suppress_tokens"))
+        alignment = generation.get("alignment_heads")
     width, mels = _shape(shapes, called("model.encoder.conv1.weight"), 3)[:2]
     vocab = _shape(shapes, called(TABLE), 2)[0]
     positions, frames = (
@@ -220,8 +220,8 @@ def _ids(value: object, vocab: int, what: str) -> tuple[int, ...]:
 
 
 def _verify_first(never: set[int], special: Special) -> None:
-    """Raise `ModelFileError` if a text has no token to begin with: a time, or without times a word.
-    Any later one may be the end."""
+    """Raise `ModelFileError` unless a text has a token to begin with: a time, or without times a
+    word. Any later one may be the end."""
     begin = special.first_timestamp
     if special.end >= begin:
         raise ModelFileError("tokenizer.json: <|endoftext|> must come before the timestamps")

@@ -150,7 +150,9 @@ def tiles_of(picture: Any, found: Cut, pillow: Any) -> Iterator[Any]:
     for size in found.sizes:
         picture = picture.resize(size, resample=resample)
     if not found.rows:
-        yield picture
+        # What lies outside of a picture is black.
+        filled = picture.size == found.tile
+        yield picture if filled else picture.crop((0, 0, wide, high))
         return
     for row in range(found.rows):
         for column in range(found.columns):

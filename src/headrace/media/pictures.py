@@ -132,11 +132,23 @@ def decode_picture(
     return Picture(tiles, *numbers)
 
 
-def levels(scale: float, mean: Sequence[float], deviation: Sequence[float]) -> Floats:
+def _brief(numbers: Floats) -> Floats:
+    """Round to bfloat16, ties to even."""
+    bits = numbers.astype(np.float32).view(np.uint32)
+    rounded: Floats = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
+    return rounded
+
+
+def levels(
+    scale: float, mean: Sequence[float], deviation: Sequence[float], *, brief: bool = False
+) -> Floats:
     """Return what a model gets for each byte of each channel [3, 256]: rescaled in fp64, normalised
-    in fp32, as transformers does both."""
+    in fp32, as transformers does both. `brief`: each step is rounded to bfloat16."""
     scaled = (np.arange(256, dtype=np.float64) * scale).astype(np.float32)
     means, deviations = (np.array(one, np.float32)[:, None] for one in (mean, deviation))
+    if brief:
+        scaled = _brief(np.arange(256, dtype=np.float32) * np.float32(scale))
+        return _brief(_brief(scaled - _brief(means)) / _brief(deviations))
     normalised: Floats = (scaled - means) / deviations
     return normalised
 

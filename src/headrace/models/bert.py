@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018): an encoder for embeddings, or with a head for scores of pairs."""
+"""BERT (Devlin et al. 2018): an encoder for embeddings, or with a head that scores pairs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .family import Config, Family, Names, integer, number, word
 def bert(arch: ModelArch) -> Graph:
     """Describe norm(x + attention(x)), then norm(x + feed_forward(x)); the norms come after.
 
-    The head, if there is one, is described for every row but asked only for an entry's first.
+    The head, if there is one, is described for every row but applied only to an entry's first.
     """
     encoder = arch.encoder
     assert encoder is not None, "the architecture says nothing of an encoder"
@@ -52,7 +52,7 @@ def _head_dim(config: Config) -> int:
 
 
 def _labels(config: Config) -> int:
-    """Return one for a score, 0 without a head. Raises `UnsupportedModel` for classifiers of
+    """Return 1 for a score, 0 without a head. Raises `UnsupportedModel` for classifiers with
     several labels."""
     fields = config.fields
     named = fields.raw("architectures")

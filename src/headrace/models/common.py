@@ -1,4 +1,4 @@
-"""Fields of the plain decoder in both formats, and keys that would change what is computed."""
+"""Fields of the plain decoder in both formats, and keys that would change the computation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .ropes import MAX_CONTEXT, rope
 from .windows import no_window, sliding, windowed
 
 DEFAULTS: Mapping[str, Any] = {"rms_norm_eps": 1e-6}
-"""Values of absent keys of a `config.json`, whatever the family."""
+"""Values of absent keys of a `config.json`, for all families."""
 
 
 def _alike(keys: str, *allowed: Any) -> dict[str, tuple[Any, ...]]:
@@ -51,8 +51,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "per_layer_config": ({},),
     "scoring_func": ("softmax",),
 }
-"""Keys of a `config.json` that single families read, or that nobody reads, and the values that
-change nothing; other values are refused for all other families."""
+"""Keys of a `config.json` that only some families or none read, with their neutral values. Any
+other value is refused for families that do not read the key."""
 GGUF_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **_alike(
         """attention.clamp_kqv attention.kv_lora_rank attention.max_alibi_bias attention.q_lora_rank
@@ -70,10 +70,10 @@ GGUF_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "use_parallel_residual": (False,),
 }
-"""Such keys of GGUF metadata."""
+"""Neutral values of such keys in GGUF metadata."""
 DENSE: Mapping[str, tuple[Any, ...]] = {"num_experts": (0, 1), "num_local_experts": (0, 1)}
 GGUF_DENSE: Mapping[str, tuple[Any, ...]] = {"expert_count": (0,)}
-"""Such keys for families without experts."""
+"""Neutral values of such keys for families without experts."""
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -99,7 +99,7 @@ def _tokens(config: Config) -> Any:
 
 
 def layers(config: Config) -> int:
-    """Read the number of layers. GGUF counts those that predict a second token, which are not
+    """Read the number of layers. GGUF also counts those that predict a second token, which are not
     read."""
     found = int(config.read(_BLOCKS))
     if config.gguf:
@@ -108,7 +108,7 @@ def layers(config: Config) -> int:
 
 
 def head_dim(config: Config) -> int:
-    """Read the numbers of a head; without the key those of the model divided by the heads."""
+    """Read the size of a head; without the key, the model's width divided by the heads."""
     size = int(config.read(_HEAD_DIM, max(config["hidden"] // config["heads"], 1)))
     if config.gguf:
         config.fields.expect("attention.value_length", size)
@@ -125,8 +125,8 @@ def even(config: Config, key: str, size: int) -> int:
 
 
 def kv_heads(config: Config) -> int:
-    """Read the KV heads of the layers that attend: one number, or in GGUF one per layer, zero
-    without attention. A null in a `config.json` means as many as heads."""
+    """Read the KV heads of the layers with attention: one number, or in GGUF one per layer, zero
+    without attention. A null in a `config.json` means the number of heads."""
     field, heads = _KV_HEADS, config["heads"]
     key, fields = config.key(field), config.fields
     given = fields.raw(key)
@@ -154,14 +154,14 @@ _KV_HEADS = integer("num_key_value_heads", "attention.head_count_kv", 1, "heads"
 
 
 def _expert_width(config: Config) -> Any:
-    """Return the width of experts for a GGUF that says no other."""
+    """Return the width of experts for a GGUF without a separate key."""
     has_experts = config.gguf and "moe.experts" in config.table and config["moe.experts"]
     return config["moe.intermediate"] if has_experts else REQUIRED
 
 
 def tied(config: Config) -> bool:
-    """Read whether the embedding is the head. A multimodal config may say so outside of the text
-    model's."""
+    """Read whether the embedding is the head. A multimodal config may have the key outside of the
+    text model's part."""
     if config.gguf:
         return "output.weight" not in config.tensors
     key = "tie_word_embeddings"
@@ -211,7 +211,7 @@ LOCAL_APART: Mapping[str, Any] = {
     **LOCAL,
     "moe.intermediate": INTERMEDIATE._replace(gguf="expert_feed_forward_length"),
 }
-"""Such experts, whose width has a key of its own in GGUF."""
+"""Such experts, with a separate key for their width in GGUF."""
 
 
 def embedding_scale(config: Config) -> float:
@@ -220,7 +220,7 @@ def embedding_scale(config: Config) -> float:
 
 
 def choice_bias(config: Config) -> bool:
-    """Tell whether the choice of experts has a bias: in a GGUF, whether the file does."""
+    """Return whether the choice of experts has a bias; in a GGUF, whether the file has it."""
     return not config.gguf or any(".exp_probs_b." in name for name in config.tensors)
 
 

@@ -47,7 +47,7 @@ _ACTIVE = integer("num_experts_per_tok", "expert_used_count", 1, 2**12)
 
 
 def _active(config: Config) -> int:
-    """Read the number of experts of a row, at most those of the groups that are chosen from."""
+    """Read the number of experts per row, at most those in the groups chosen from."""
     experts, groups = config["moe.experts"], config["moe.groups"]
     if experts % groups:
         key, whole = config.key(_GROUPS), config.key(GROUPED["moe.experts"])
@@ -74,14 +74,14 @@ GROUPED = {
     "moe.groups": _GROUPS,
     "moe.active_groups": _ACTIVE_GROUPS,
 }
-"""The routing of DeepSeek-V3 (section 2.1.2), which GLM-4.5 has too."""
+"""The routing of DeepSeek-V3 (section 2.1.2), also used by GLM-4.5."""
 _METHOD = word(
     "topk_method", "", {name: name for name in ("greedy", "group_limited_greedy")}, "greedy"
 )
 
 
 def _limited(field: Field) -> object:
-    """Make a reader of V2's groups, which its greedy method does not have."""
+    """Make a reader of V2's groups, which its greedy method lacks."""
 
     def read(config: Config) -> int:
         greedy = not config.gguf and config.read(_METHOD) == "greedy"
@@ -101,8 +101,8 @@ def _rope_dim(config: Config) -> int:
 
 
 def _head_size(config: Config, part: str, low: int) -> int:
-    """Read the size of a head of a GGUF. A file for the latent cache states it in addition to that
-    of the cache (`…_mla`); an older file states it alone."""
+    """Read the size of a head of a GGUF. A file for the latent cache has it in a separate key
+    (`…_mla`) next to the cache's size; an older file has only this size."""
     key = f"attention.{part}_length"
     own = f"{key}_mla" if config.fields.present(f"{key}_mla") else key
     return config.fields.integer(own, low, 2**13)
@@ -120,8 +120,8 @@ def _v_dim(config: Config) -> int:
 
 
 def _attention_scale(config: Config) -> float | None:
-    """Read the scale of attention under YaRN: it includes the temperature, not the rotation alone.
-    None for the plain one."""
+    """Read the scale of attention under YaRN, which includes the temperature; None for the plain
+    scale."""
     if config.gguf:
         by = config["_log_multiplier"]
         if not by or config.read(GGUF_KIND) != "yarn":

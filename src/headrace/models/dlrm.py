@@ -1,7 +1,7 @@
 """DLRM-DCNv2: embedding bags, low-rank crosses and dense layers, for scores of candidates.
 
 Naumov et al. 2019 (arXiv 1906.00091) with the crosses of Wang et al. 2020 (arXiv 2008.13535) in
-place of dot products. The folder's format is our own: `docs/embeddings.md` has it.
+place of dot products. The folder's format is our own, described in `docs/embeddings.md`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 def dlrm(arch: ModelArch) -> Graph:
-    """Describe one score a candidate: x₀ = bottom(dense) and the bags side by side, then crosses
-    x ← x₀ · (V U x + b) + x, then top layers."""
+    """Describe one score per candidate: x₀ = concat(bottom(dense), bags), then crosses x ← x₀ · (V
+    U x + b) + x, then top layers."""
     ranker = arch.ranker
     assert ranker is not None, "the architecture says nothing of a ranker"
     to = Description(arch)
@@ -43,7 +43,7 @@ def dlrm(arch: ModelArch) -> Graph:
         if ranker.rank:
             inner = to.linear(x, f"{at}.down", outputs=ranker.rank, purpose="gate_up")
         grown = to.linear(inner, f"{at}.up", outputs=ranker.joined, bias=True, purpose="gate_up")
-        # The product comes first: a sum lies in its place, and x₀ is read again.
+        # The product comes first: the sum overwrites it, and x₀ is read again.
         x = to.add(to.node("multiply", (first, grown), ranker.joined, spec=PRODUCT), x)
     x = _layers(to, x, "top", ranker.top, "down")
     return to.graph(hidden=to.linear(x, "score", outputs=1, bias=True, purpose="head"))

@@ -1,8 +1,8 @@
-"""A family of models as data, and a reader of both formats by its one table of fields.
+"""A family of models as data, and a reader of both formats by its single table of fields.
 
 A table maps each field of `ModelArch` to a constant, a `Field` (its keys in a `config.json` and in
 GGUF metadata, bounds, default), or a function of the `Config`. A dotted path is a field of a part:
-`moe.experts`. A path with a leading `_` is read by others alone.
+`moe.experts`. A path with a leading `_` is only read by other fields.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Field(NamedTuple):
-    """One number, flag or word of an architecture, and where each format has it."""
+    """One number, flag or word of an architecture, with its place in each format."""
 
     kind: Literal["integer", "number", "flag", "word"]
     hf: tuple[str, ...]
-    """Keys of `config.json`: the first that is there; () if only GGUF has it."""
+    """Keys of `config.json`, of which the first present one counts; () if only GGUF has it."""
     gguf: str
-    """Key of GGUF metadata, without the architecture; "" if it has none."""
+    """Key of GGUF metadata, without the architecture; "" if there is none."""
     low: float = 0
     high: float | str = 0
-    """Upper bound, or the path of the field that is one."""
+    """Upper bound, or the path of the field with the bound."""
     default: Any = REQUIRED
-    """Value if a format lacks the key, or a function of the config. Defaults of classes of
-    transformers are in `Family.defaults`, and precede it."""
+    """Value for a missing key, or a function of the config. Defaults of transformers' classes are
+    in `Family.defaults` and precede it."""
     words: Mapping[str, Any] = NOTHING
     """Meanings of the allowed words."""
     zero: bool = False
     """Whether a zero in GGUF means that the key is absent."""
     tensors: tuple[str, ...] = ()
-    """Tensors of a GGUF file of which any is the flag."""
+    """Tensors of a GGUF file; the flag is set if any of them is present."""
     null: bool = False
-    """Whether a null in a `config.json` is None, not the default."""
+    """Whether a null in a `config.json` means None, not the default."""
 
 
 def integer(
@@ -80,10 +80,10 @@ def _keys(hf: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Names(NamedTuple):
-    """Names of a family's tensors, in terms of Hugging Face's for the plain decoder."""
+    """Names of a family's tensors, as renamings to Hugging Face's for the plain decoder."""
 
     gguf: Mapping[str, str] = NOTHING
-    """Part of a layer's tensor, with or without its ending → ours; more than those of all."""
+    """Part of a layer's tensor, with or without its ending → ours; besides the common ones."""
     hf: Mapping[str, str] = NOTHING
     """Part of a name in a folder → ours."""
     unread: str = r"(?!)"
@@ -98,33 +98,33 @@ class Names(NamedTuple):
 
 
 class Family(NamedTuple):
-    """One family: what its files say, and what its models compute."""
+    """One family: the form of its files, and the computation of its models."""
 
     name: str
     """`ModelArch.family`."""
     describe: Callable[[ModelArch], Graph]
     types: Mapping[str, tuple[str, ...]]
-    """Values of `model_type` → classes that it may name. `…ForConditionalGeneration` has the text
-    model's config within."""
+    """Values of `model_type` → allowed class names. `…ForConditionalGeneration` contains the text
+    model's config."""
     gguf: str = ""
     """Value of `general.architecture`; "" if GGUF is not read."""
     when: Callable[[Fields], bool] | None = None
-    """Test of a file with a shared `general.architecture` for this family; None: all others."""
+    """Test for this family in files with a shared `general.architecture`; None: the default."""
     defaults: Mapping[str, Any] = NOTHING
     """Values of absent keys in a `config.json`."""
     fields: Mapping[str, Any] = NOTHING
     """Fields that differ from `common.FIELDS`."""
     allowed: Mapping[str, tuple[Any, ...]] = NOTHING
-    """Key of a `config.json` → its only values, if it is there."""
+    """Key of a `config.json` → its only allowed values, if present."""
     gguf_allowed: Mapping[str, tuple[Any, ...]] = NOTHING
     own: tuple[str, ...] = ()
-    """Keys of either format that functions of the table read, and other families must not have."""
+    """Keys of either format that functions of the table read, forbidden for other families."""
     names: Names = Names()
     guests: tuple[str, ...] = ()
-    """Values of `model_type` of the text models of other families that its folders may have."""
+    """Values of `model_type` of other families' text models that its folders may contain."""
 
     def keys(self, *, gguf: bool) -> set[str]:
-        """Return the keys of a format that it reads or allows by itself."""
+        """Return the keys of a format that this family itself reads or allows."""
         rows = [row for row in self.fields.values() if isinstance(row, Field)]
         read = {row.gguf for row in rows} if gguf else {key for row in rows for key in row.hf}
         return read | set(self.own) | set(self.gguf_allowed if gguf else self.allowed)
@@ -143,10 +143,10 @@ _PARTS: Mapping[str, Callable[..., Any]] = {
 
 
 class Config:
-    """A foreign config of a family, read field by field.
+    """A family's config, read field by field.
 
-    `outer` is the whole config of a multimodal model. `tensors` and `factors` are of a GGUF file:
-    names of its tensors, and the content of those that belong to the rope.
+    `outer` is the whole config of a multimodal model. `tensors` and `factors` are a GGUF file's
+    tensor names, and the content of its rope tensors.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Config:
         return next(stated, field.hf[0] if field.hf else "")
 
     def read(self, field: Field, default: Any = REQUIRED) -> Any:
-        """Read a field by its own keys. Raises as `reader.from_hf` does."""
+        """Read a field by its own keys. Raises as `reader.from_hf`."""
         if self.gguf and field.tensors:
             return not set(field.tensors).isdisjoint(self.tensors)
         key = self.key(field)
@@ -237,10 +237,10 @@ class Config:
         return ModelArch(family=self.family.name, **whole)
 
     def _has(self, part: str) -> bool:
-        """Tell whether the model has a part: experts, if there are any of them."""
+        """Return whether the model has a part: experts, if their number is not zero."""
         return part != "moe" or bool(self["moe.experts"])
 
 
 def plain(value: float) -> float:
-    """Return a number stored in fp32 as its author wrote it: 1e-06, not 9.99999997e-07."""
+    """Return a number stored in fp32 as originally written: 1e-06, not 9.99999997e-07."""
     return float(f"{value:.7g}")

@@ -44,8 +44,8 @@ def both_sides(arch: ModelArch, mixed_norm: str, inner_norm: str, last_norm: str
 
 
 def _attention_scale(largest: int) -> Callable[[Config], float]:
-    """Make a reader of the scale of attention. GGUF has none: the head's size, but in the model of
-    `largest` layers hidden / heads."""
+    """Make a reader of the scale of attention. GGUF has none: it is the head's size, but hidden /
+    heads in the model of `largest` layers."""
 
     def read(config: Config) -> float:
         if not config.gguf:

@@ -1,4 +1,4 @@
-"""Gemma 4 (Gemma team 2026), text: layers that differ in their heads, and parts of an embedding."""
+"""Gemma 4 (Gemma team 2026), text: layers with different heads, and per-layer embeddings."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from .ropes import MAX_CONTEXT, ROPE_FACTORS, THETA, parameters, within
 from .windows import Windows, every
 
 _HALF = math.sqrt(0.5)
-"""Factor by which two parts of one variance sum up to that variance."""
+"""Factor by which the sum of two parts of one variance keeps that variance."""
 
 
 def gemma4(arch: ModelArch) -> Graph:
-    """Describe norms on both sides of each block. After them each layer adds a product of its own
-    numbers of the token, and multiplies all by a number of its own."""
+    """Describe norms on both sides of each block. After them each layer adds a product of its
+    embedding of the token, and scales the result by a factor of its own."""
     to, uneven = Description(arch), arch.uneven
     assert uneven is not None
     x = embedding(to)
@@ -72,8 +72,8 @@ def _scaled(to: Description, x: Value, factor: float, *names: str) -> Value:
 
 
 def _own_numbers(to: Description, x: Value, size: int) -> list[Value]:
-    """Return the numbers of each layer [N, size]: a look-up by token, plus the norm of a product of
-    the token's embedding."""
+    """Return each layer's embedding [N, size]: a look-up by token, plus the norm of a product of
+    the token's main embedding."""
     arch = to.arch
     all_layers = arch.layers * size
     table = matrix(
@@ -84,7 +84,7 @@ def _own_numbers(to: Description, x: Value, size: int) -> list[Value]:
     product = to.linear(
         x, "model.per_layer_model_projection", outputs=all_layers, purpose="per_layer"
     )
-    # Scaled by hidden ** -0.5 before the norm: as good as a larger epsilon in it.
+    # Scaled by hidden ** -0.5 before the norm, which equals a larger epsilon.
     norm = NormSpec("rms", arch.norm_eps * arch.hidden, arch.norm_offset)
     gain = vector(["model.per_layer_projection_norm.weight"], [size])
     found = []
@@ -95,8 +95,8 @@ def _own_numbers(to: Description, x: Value, size: int) -> list[Value]:
 
 
 def _attention(to: Description, layer: int, x: Value, at: str) -> Value:
-    """Describe attention: heads of q and k have norms with a gain, those of v without; scores are
-    not scaled."""
+    """Describe attention: heads of q and k have norms with a gain, those of v without one; scores
+    are not scaled."""
     arch, uneven = to.arch, to.arch.uneven
     assert uneven is not None
     window, source = arch.window(layer), arch.kept_by(layer)
@@ -117,8 +117,8 @@ def _attention(to: Description, layer: int, x: Value, at: str) -> Value:
 
 
 def _mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
-    """Describe experts in parallel to the dense feed-forward. Their input has a norm of its own,
-    and their router another one."""
+    """Describe experts in parallel to the dense feed-forward. Their input and their router have
+    separate norms."""
     gain = vector([f"{at}.router.scale"], [x.width])
     norm = NormSpec("rms", to.arch.norm_eps)
     routed = to.node("norm", (x,), x.width, [gain], norm)
@@ -216,8 +216,8 @@ def _sized(field: Field, end: str) -> Callable[[Config], int]:
 
 
 def _full(config: Config) -> Fields:
-    """Return the values of a `config.json` for layers without a window: transformers 5's entry, the
-    same for all, or keys of their own."""
+    """Return the values of a `config.json` for layers without a window: transformers 5's entry,
+    common values, or separate keys."""
     fields = config.fields
     nested = fields.mapping(_NESTED)
     if nested is None:
@@ -239,7 +239,7 @@ def _full(config: Config) -> Fields:
 
 
 def _one_product(config: Config) -> bool:
-    """Read whether full layers have no product of V; a GGUF has no such tensors then."""
+    """Read whether full layers have no product of V; then a GGUF lacks the tensors."""
     if not config.gguf:
         return bool(config.read(_ONE_PRODUCT))
     keeping = config["windows"][: config["layers"] - config["uneven.shared"]]
@@ -248,7 +248,7 @@ def _one_product(config: Config) -> bool:
 
 
 def _shared(config: Config) -> int:
-    """Read the number of last layers that keep no K and V."""
+    """Read the number of last layers without their own K and V."""
     windows = config["windows"]
     shared = int(config.read(_SHARED._replace(high=len(windows) - 1)))
     keeping = len(windows) - shared
@@ -263,7 +263,7 @@ def _shared(config: Config) -> int:
 
 
 def _inner(config: Config) -> tuple[int, bool]:
-    """Return (width of the feed-forward, whether it is doubled in layers that keep no K and V)."""
+    """Return (width of the feed-forward, whether layers without their own K and V double it)."""
     shared = config["uneven.shared"]
     if not config.gguf:
         config.fields.expect("vocab_size_per_layer_input", config["vocab_size"])

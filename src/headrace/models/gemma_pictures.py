@@ -1,8 +1,8 @@
 """Encoder of pictures of Gemma 3 (Gemma team 2025).
 
 SigLIP's tower over the patches of a square picture, then the mean of each square of patches, a norm
-and one product. The language model's tokens of a picture see each other. A long picture may have
-its parts after it ("pan and scan").
+and one product. A picture's tokens in the language model attend to each other. A long picture may
+be followed by its parts ("pan and scan").
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ TOWER, JOINT = "vision_tower", "multi_modal_projector"
 PATCHES, PLACES = f"{TOWER}.embeddings.patch_embedding", f"{TOWER}.embeddings.position_embedding"
 NORM, PROJECTION = f"{JOINT}.mm_soft_emb_norm", f"{JOINT}.mm_input_projection"
 BEGIN, END = "<start_of_image>", "<end_of_image>"
-"""Tokens around those of a picture; the first stands for a whole one in a template."""
+"""Tokens around those of a picture; the first stands for a whole picture in a template."""
 _BILINEAR = 2
 _MOST_CROPS = 16
-"""Parts of a picture, none of which has fewer pixels a side."""
+"""Most parts of a picture, and the fewest pixels of a part's side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ class GemmaPictures(PictureArch):
 
 
 def _panning(read: Fields, tile: int) -> Panning:
-    """Read into which parts long pictures are cut, if they are."""
+    """Read the rule that cuts long pictures into parts, if there is one."""
     if not read.flag("do_pan_and_scan", False):
         return Panning(tile)
     return Panning(

@@ -13,13 +13,13 @@ from .ropes import share
 
 
 def glm4(arch: ModelArch) -> Graph:
-    """Describe GLM-4 of 2025: norms on both sides of each block. `post_attention_layernorm` is here
-    the norm before the feed-forward."""
+    """Describe GLM-4 of 2025: norms on both sides of each block. `post_attention_layernorm` is the
+    norm before the feed-forward here."""
     return both_sides(arch, "post_self_attn", "post_attention", "post_mlp")
 
 
 def _fused(config: Config) -> tuple[str, ...]:
-    """Return the products that are one tensor; in a GGUF of GLM-4 of 2024 those of q, k, v too."""
+    """Return the products stored as one tensor; in a GGUF of GLM-4 of 2024 also q, k, v."""
     one = config.gguf and "blk.0.attn_qkv.weight" in config.tensors
     return ("qkv", "gate_up") if one else ("gate_up",)
 

@@ -1,5 +1,5 @@
 """gpt-oss (OpenAI 2025): sinks in attention's softmax, windows in every second layer, experts with
-biases and a gate of their own."""
+biases and a special gate."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
 
 
 def _kinds(config: Config) -> tuple[int, ...]:
-    """Return the layers with a state: all, if a `config.json` does not say."""
+    """Return the layers with a state: all, if a `config.json` does not list them."""
     if config.gguf:
         return without_attention(config)
     named = renamed(config, "layer_types")
@@ -78,15 +78,15 @@ def _value_size(config: Config) -> int:
 
 
 def _inner(config: Config) -> int:
-    """Read the width of the dense feed-forward; without experts a `config.json` has it in another
-    key."""
+    """Read the width of the dense feed-forward; without experts a `config.json` has it under
+    another key."""
     dense = not config.gguf and not config["moe.experts"]
     return config.fields.integer(_SHARED_KEY, 1, 2**20) if dense else int(config.read(INTERMEDIATE))
 
 
 def _nope(config: Config) -> tuple[bool, ...]:
-    """Return whether no layer is rotated. GGUF uses the key for a trained rope scaling as the
-    switch of all rope."""
+    """Return whether no layer is rotated. In GGUF the key for a trained rope scaling switches all
+    rotation."""
     if config.gguf:
         turned = config.fields.flag("rope.scaling.finetuned", True)
     else:

@@ -1,9 +1,9 @@
 """Heads that draft: one decoder layer that continues from the hidden states of a larger model.
 
-Its input, for each place, is the token there and the target's result at the preceding place. It
+At each place its input is the token there and the target's result at the preceding place. It
 predicts the next token: EAGLE (Li et al. 2024, arXiv 2401.15077), EAGLE-3 (Li et al. 2025, arXiv
 2503.01840), and the layers of checkpoints that predict further tokens (DeepSeek-V3, section 2.2).
-Here are their configs, their graphs, and the outputs that they want of the target.
+This module has their configs, their graphs, and the outputs that they need from the target.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ HeadKind = Literal["eagle", "eagle3", "mtp"]
 PREDICTING = ("deepseek_v3", "glm4_moe")
 """Families whose checkpoints have a layer that predicts the token after the next."""
 STATED = "speculators_model_type"
-"""Key of a config that marks it as a head's."""
+"""Key that marks a config as a head's."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadArch:
-    """The parts of a head. `arch` is that of its one layer, and of its two ends."""
+    """The parts of a head. `arch` describes its one layer, embedding and head."""
 
     kind: HeadKind
     arch: ModelArch
     vocab: int
     """Tokens of its vocabulary; fewer than the target's if a file lists them."""
     reads: tuple[int, ...] = ()
-    """Layers of the target whose inputs it reads, mixed into one vector; empty: it reads the input
-    of the target's head."""
+    """Layers of the target whose inputs it reads, combined into one vector; empty: it reads the
+    input of the target's head."""
     bias: bool = False
-    """Whether the product that mixes token and state has a bias."""
+    """Whether the product that combines token and state has a bias."""
     norms: bool = False
-    """EAGLE alone: whether there are norms after the embedding, before the layer and before the
+    """EAGLE only: whether there are norms after the embedding, before the layer and before the
     head."""
     normed_residual: bool = False
-    """EAGLE-3 alone: whether the residual is the state after its norm."""
+    """EAGLE-3 only: whether the residual is the state after its norm."""
     own_head: bool = False
-    """Whether it has a logits matrix of its own; else the target's is used."""
+    """Whether it has its own logits matrix; otherwise the target's is used."""
 
 
 def head_of(config: Mapping[str, Any], target: ModelArch, *, own_head: bool) -> HeadArch:
-    """Read the head that a `config.json` in the format of "speculators" describes, for `target`.
+    """Read a head for `target` from a `config.json` in the format of "speculators".
 
-    Raises `UnsupportedModel` or `ModelFileError`, which name the key.
+    Raises `UnsupportedModel` or `ModelFileError`, naming the key.
     """
     fields = Fields(config, "config.json")
     kind = fields.word(STATED, ("eagle", "eagle3"))
@@ -130,8 +130,8 @@ def predictor_of(config: Mapping[str, Any], target: ModelArch) -> HeadArch:
 
 
 def _read_layers(fields: Fields, count: int) -> tuple[int, ...]:
-    """Return the layers that EAGLE-3 reads: as its config says, or the second of the middle and of
-    the ends (paper, section 3.1; its checkpoints were trained with these numbers)."""
+    """Return the layers that EAGLE-3 reads: those in its config, or 2, the middle one and the third
+    last (paper, section 3.1; its checkpoints were trained with these)."""
     key = "eagle_aux_hidden_state_layer_ids"
     named = fields.raw(key)
     if named is None:
@@ -146,14 +146,14 @@ def _read_layers(fields: Fields, count: int) -> tuple[int, ...]:
 
 
 STATES = "states"
-"""Table whose row n is the hidden state that is given with token n of a step."""
+"""Table whose row n is the hidden state for token n of a step."""
 
 
 def describe_head(wanted: HeadArch, rows: int) -> Graph:
     """Describe the step graph of a head whose steps have at most `rows` tokens.
 
-    Hidden states are given as a table that is read by "types". Its output `hidden` serves as the
-    state of the next place if the target has not computed that yet.
+    Hidden states are a table indexed by "types". The output `hidden` serves as the state of the
+    next place if the target has not computed it yet.
     """
     to = Description(wanted.arch)
     tokens = embedding(to)
@@ -216,11 +216,11 @@ def _behind(to: Description, x: Value, mixed: Value, at: str) -> Value:
 
 
 def tapped(graph: Graph, layers: tuple[int, ...], name: str) -> Graph:
-    """Return `graph` with a further output `states` [N, D]: the sum of a product, `name.0`,
-    `name.1` …, of the residual that each of `layers` reads. The number after the last layer stands
-    for the last residual.
+    """Return `graph` with a further output `states` [N, D]: the sum over `layers` of the products
+    `name.0`, `name.1` … of the residuals that they read. The number after the last layer stands for
+    the last residual.
 
-    Raises `UnsupportedModel` for a family whose layers do not begin with a norm of a residual.
+    Raises `UnsupportedModel` for a family whose layers do not start with a norm of a residual.
     """
     nodes, total = list(graph.nodes), None
     inserted: list[tuple[int, list[Node]]] = []
@@ -230,7 +230,7 @@ def tapped(graph: Graph, layers: tuple[int, ...], name: str) -> Graph:
         part = Value(TOKENS, residual.width)
         new = [Node("linear", (residual,), (part,), (weight,), LinearSpec())]
         inserted.append((at, new))
-    # The sum comes after the last of them, whatever order they were named in.
+    # The sum comes after the last of them, in any order of `layers`.
     inserted.sort(key=lambda one: one[0])
     for _, new in inserted:
         part = new[0].out[0]

@@ -1,9 +1,9 @@
 """Encoder of pictures of Idefics3 and SmolVLM (Laurençon et al. 2024).
 
-SigLIP's tower (Zhai et al. 2023) over the patches of a tile, then rows of each square of patches
-side by side ("pixel shuffle"), and one product into the width of the language model. A picture is
-so many tiles, each an input of its own. Patches come in the order of their squares, so that a
-square is a `window`; the order changes nothing else, as all patches attend to all.
+SigLIP's tower (Zhai et al. 2023) over the patches of a tile, then the rows of each square of
+patches concatenated ("pixel shuffle"), and one product into the width of the language model. A
+picture is several tiles, each a separate input. Patches are in the order of their squares, so that
+a square is a `window`; otherwise the order does not matter, since all patches attend to all.
 """
 
 from __future__ import annotations
@@ -94,9 +94,10 @@ class Idefics3Pictures(PictureArch):
         )
 
     def filming(self, config: Mapping[str, Any], processing: Mapping[str, Any]) -> Videos | None:
-        """Read what SmolVLM makes of videos: frames of one tile, as of pictures that are not split.
+        """Read SmolVLM's processing of videos: frames of one tile, like pictures that are not
+        split.
 
-        A template writes the token of pictures for them: that of videos is plain text there."""
+        A template writes the pictures' token for them; the videos' token is plain text there."""
         if self.kind != "smolvlm":
             return None
         read = Fields(processing, "the config of videos")
@@ -151,9 +152,9 @@ class Idefics3Pictures(PictureArch):
     def positions(self) -> list[int]:
         """List the row of the table of positions of each patch, in the same order.
 
-        Such a row is that of the same place in a tile of the trained size. transformers computes it
-        in fp32, which is off by one for some sides, such as 19; for those of the known models (26,
-        27, 32) it is the same.
+        It is the row of the same place in a tile of the trained size. transformers computes it in
+        fp32, which is off by one for some sides, such as 19, but not for those of the known models
+        (26, 27, 32).
         """
         at = [place * self.trained // self.side for place in range(self.side)]
         return [at[row] * self.trained + at[column] for row, column in self.order()]

@@ -1,8 +1,9 @@
 """Encoder of pictures of InternVL 2.5 and 3 (Chen et al. 2024, Zhu et al. 2025).
 
-A vision transformer over the patches of a tile and one class token, then rows of each square of
-patches side by side, and two products. The class token is the last row of the input: no square has
-it, so it ends with the layers. Its own numbers are in the last row of the table of positions.
+A vision transformer over the patches of a tile and one class token, then the rows of each square of
+patches concatenated, and two products. The class token is the last row of the input and in no
+square, so it is dropped after the layers. Its own numbers are in the last row of the table of
+positions.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _LAST = {
     for one, part in (("lambda_1", "attention.projection_layer"), ("lambda_2", "mlp.fc2"))
     for end in ("weight", "bias")
 }
-"""Product of a layer → the vector by which its result is multiplied."""
+"""Product of a layer → the vector that multiplies its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +184,7 @@ class InternVlPictures(PictureArch):
 
 
 def _square(tower: Fields, key: str, default: int) -> int:
-    """Read a side that the config states for both sides."""
+    """Read a side that the config has for both sides."""
     stated = tower.raw(key)
     if isinstance(stated, list) and len(stated) == 2 and stated[0] == stated[1]:
         return Fields({key: stated[0]}, tower.where).integer(key, 1, 4_096)

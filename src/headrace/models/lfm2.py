@@ -57,7 +57,7 @@ def _inner(config: Config) -> int:
 
 
 def _layers(config: Config) -> tuple[int, ...]:
-    """Return the layers with a convolution; a config may list those that attend."""
+    """Return the layers with a convolution; a config may list those with attention instead."""
     if config.gguf:
         return without_attention(config)
     fields, key = config.fields, "full_attn_idxs"

@@ -46,13 +46,13 @@ _UNDER_PICTURES = Names(
     unread=r"model\.(vision_model|connector)\..*",
     permuted=True,
 )
-"""Names of Llama's tensors, also of that in Idefics3 and SmolVLM, beside the encoder's."""
+"""Names of Llama's tensors, also within Idefics3 and SmolVLM, next to the encoder's."""
 _DEFAULTS = {"max_position_embeddings": 2048}
 USED = flag("use_sliding_window", "", False)
 
 
 def switched_window(config: Config) -> int | None:
-    """Read the window if the config switches windows on; GGUF has none."""
+    """Read the window if the config enables windows; GGUF has none."""
     no_window(config)
     found: int | None = config.read(WINDOW) if not config.gguf and config.read(USED) else None
     return found

@@ -1,5 +1,5 @@
-"""Llama 4 (Meta 2025), text: attention in chunks, layers without positions whose queries grow, and
-experts whose inputs the router scales."""
+"""Llama 4 (Meta 2025), text: attention in chunks, layers without positions whose queries are
+scaled, and experts whose inputs the router scales."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _STEP = integer("interleave_moe_layer_step", "interleave_moe_layer_step", 1, 2**
 
 
 def _chunks(config: Config) -> Windows:
-    """Return the chunk of each layer: those with positions attend within chunks. () if none
-    matters."""
+    """Return the chunk of each layer: those with positions attend within chunks. () if no chunk is
+    shorter than the context."""
     fields, size, layers = config.fields, config.read(_CHUNK), config["layers"]
     chunked = [not one for one in config["nope"]]
     if config.gguf:
@@ -43,7 +43,7 @@ def _chunks(config: Config) -> Windows:
 
 
 def _normed(config: Config) -> bool:
-    """Tell whether heads have norms; in GGUF Maverick, with 128 experts, has none."""
+    """Return whether heads have norms; in GGUF Maverick, with 128 experts, has none."""
     return config["moe.experts"] != 128 if config.gguf else bool(config.read(_NORMED))
 
 
@@ -52,7 +52,7 @@ def _growth(config: Config) -> float:
 
 
 def _dense(config: Config) -> tuple[int, ...]:
-    """Return the layers without experts: all but every n-th, or but those of a list."""
+    """Return the layers without experts: all except every n-th, or except those listed."""
     fields, layers = config.fields, config["layers"]
     named = None if config.gguf else fields.raw("moe_layers")
     step = config.read(_STEP) if config.gguf else config.read(_STEP, 1)

@@ -1,4 +1,4 @@
-"""Ministral 3 (Mistral AI 2025), text: Mistral with a stretched rope and queries that grow with
+"""Ministral 3 (Mistral AI 2025), text: Mistral with a stretched rope and queries scaled up with
 their position, so that attention stays sharp in long contexts (Nakanishi 2025, arXiv
 2501.19399)."""
 

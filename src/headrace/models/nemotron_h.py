@@ -53,12 +53,12 @@ _VALUE_SIZE = integer("mamba_head_dim", "", 1, 2**12)
 _GROUPS = ("mamba_n_groups", "n_groups")
 _TAPS = ("mamba_d_conv", "conv_kernel")
 _CONV_BIAS = ("mamba_conv_bias", "use_conv_bias")
-"""Old spellings, which precede today's as in transformers."""
+"""Old spellings, which precede the current ones, as in transformers."""
 
 
 def _kinds(config: Config) -> list[str]:
-    """Return the kind of each layer: from a pattern of letters, or from names; in GGUF from what
-    a layer has."""
+    """Return the kind of each layer: from a pattern of letters, or from names; in GGUF from the
+    sizes of each layer."""
     fields, key = config.fields, "hybrid_override_pattern"
     if config.gguf:
         inner = _inner_sizes(config)
@@ -150,7 +150,7 @@ FAMILIES = (
         allowed={
             **UNBIASED, **NO_WINDOW, "mamba_hidden_act": ("silu",), "mamba_proj_bias": (False,),
         },
-        # Its configs have keys of experts, even if no layer has experts.
+        # Its configs have keys of experts even without experts.
         own=(
             "n_routed_experts", "n_shared_experts", "num_nextn_predict_layers", "n_group",
             "topk_group", "routed_scaling_factor",

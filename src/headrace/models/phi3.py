@@ -1,5 +1,5 @@
-"""Phi-3 and Phi-4-mini (Microsoft 2024, 2025): fused products, and positions stretched by a number
-of its own for each frequency."""
+"""Phi-3 and Phi-4-mini (Microsoft 2024, 2025): fused products, and positions stretched by a
+separate factor for each frequency."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _long(config: Config, inner: Config, original: int, grown: float) -> Rope:
 
 
 def _factors(config: Config, length: str, pairs: int) -> tuple[float, ...]:
-    """Read the divisors of the frequencies: in GGUF they are a tensor."""
+    """Read the divisors of the frequencies, which are a tensor in GGUF."""
     key = f"rope_factors_{length}.weight" if config.gguf else f"{length}_factor"
     given = list(config.factors.get(key, ())) if config.gguf else config.fields.raw(key)
     numbers = isinstance(given, list) and all(type(one) in (int, float) for one in given)

@@ -1,4 +1,4 @@
-"""Parts that encoders of pictures share: what every family states, and its processor's config."""
+"""Common parts of picture encoders: the interface of each family, and the processor's config."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..base.tiling import Sizing, cut
 
 CHANNELS = 3
 MOST_PATCHES = 1 << 14
-"""Patches of a tile, all of which attend to all."""
+"""Most patches of a tile, all of which attend to all."""
 ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 
@@ -24,16 +24,19 @@ CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 class ClassToken(NamedTuple):
-    """Names of tensors from which the table of positions of patches and a class token is made."""
+    """Names of tensors from which the position table of patches and a class token is made."""
 
     table: str
     """Table of the graph: the patches' rows, then one for the class token."""
     positions: str
-    """[1, 1 + patches, D], the class token's first."""
+    """[..., 1 + patches, D], the class token's first unless `last`."""
     token: str
-    """[1, 1, D]."""
+    """[..., D]."""
     patches: str
     """The product of patches, without `.weight`: the class token's own row of it is taken off."""
+    last: bool = False
+    biased: bool = True
+    """Whether the product has a bias."""
 
 
 class Laid(NamedTuple):
@@ -42,9 +45,9 @@ class Laid(NamedTuple):
     order: list[tuple[int, int]]
     """(row, column) of each."""
     windows: list[int] = []  # noqa: RUF012 - never changed
-    """Bounds of the windows in which some layers attend; []: there are none."""
+    """Bounds of the windows in which some layers attend; []: no windows."""
     back: list[int] = []  # noqa: RUF012
-    """Number of the encoder's row for each row of the prompt; []: both have one order."""
+    """Index of the encoder's row for each row of the prompt; []: both have the same order."""
 
 
 class Videos(NamedTuple):
@@ -52,7 +55,7 @@ class Videos(NamedTuple):
 
     sampling: Sampling
     sizing: Sizing
-    """Rule by which frames are resized; each stays one tile."""
+    """Rule for resizing frames; each remains one tile."""
     scale: float
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
@@ -64,8 +67,8 @@ class Videos(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureArch:
-    """An encoder of pictures, and what its processor makes of them. The unit of a step is a patch;
-    a square of patches becomes one row of the language model. A family is a subclass."""
+    """An encoder of pictures, and its processor. The unit of a step is a patch; a square of patches
+    becomes one row of the language model. A family is a subclass."""
 
     kind: str
     """`model_type` of the config."""
@@ -80,22 +83,22 @@ class PictureArch:
     place: int
     """Token that stands for a row of a picture."""
     sizing: Sizing
-    """Rule by which pictures are resized and split, unless a request wants little detail."""
+    """Rule for resizing and splitting pictures, unless a request wants low detail."""
     scale: float
-    """Factor on a byte of a pixel, before the mean is taken off."""
+    """Factor on a pixel's byte, before the mean is subtracted."""
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     videos: Videos | None = None
-    """None: the family takes no videos."""
+    """None: the family does not take videos."""
 
     KINDS: ClassVar[tuple[str, ...]]
     """Values of `model_type` of its configs."""
     PREFIXES: ClassVar[tuple[str, ...]]
-    """Beginnings of its tensors' names in the graph."""
+    """Prefixes of its tensors' names in the graph."""
     PATCHES: ClassVar[str]
     """The product of patches, without `.weight`."""
     RENAMED: ClassVar[Mapping[str, str]] = {}
-    """Beginning of names in a folder → in the graph."""
+    """Prefix of names in a folder → in the graph."""
 
     @classmethod
     def read(
@@ -105,18 +108,18 @@ class PictureArch:
         raise NotImplementedError
 
     def filming(self, config: Mapping[str, Any], processing: Mapping[str, Any]) -> Videos | None:
-        """Read what is made of videos; `processing`: the config of their own processor. Raises
+        """Read the processing of videos; `processing`: the config of the video processor. Raises
         `ModelFileError`, `UnsupportedModel`."""
         return None
 
     @property
     def width(self) -> int:
-        """Numbers of a patch of a picture: rows of pixels of each channel."""
+        """Numbers of a picture's patch: rows of pixels of each channel."""
         return CHANNELS * self.patch**2
 
     @property
     def frames(self) -> int:
-        """Frames of a patch of the encoder; a picture is the same one in all."""
+        """Frames of a patch of the encoder; a picture is repeated in all of them."""
         return 1
 
     @property
@@ -126,7 +129,7 @@ class PictureArch:
 
     @property
     def most_tiles(self) -> int:
-        """Tiles of the picture with the most of them, a square one."""
+        """Tiles of the square picture with the most tiles."""
         return cut(1, 1, self.sizing).tiles
 
     @property
@@ -136,22 +139,28 @@ class PictureArch:
 
     @property
     def gridded(self) -> bool:
-        """Whether tiles differ in shape, so that an encoding has one."""
+        """Whether tiles differ in shape, so that an encoding has a shape."""
         return False
 
     @property
-    def written(self) -> int:
-        """Token that stands for a picture in a template."""
+    def written(self) -> int | str:
+        """Token that stands for a picture in a template; its text, if the config does not state
+        it."""
         return self.place
 
     @property
+    def brief(self) -> bool:
+        """Whether the processor computes in bfloat16."""
+        return False
+
+    @property
     def marks(self) -> Mapping[str, int | None]:
-        """Tokens that prompts name, text → id; None: the config does not state it."""
+        """Text → id of tokens that prompts name; None: the config lacks the id."""
         return {}
 
     @property
     def between(self) -> str:
-        """Token that the prompt has after each row of a tile's grid but the last; "": none."""
+        """Token in the prompt after each row of a tile's grid except the last; "": no token."""
         return ""
 
     @property
@@ -166,15 +175,15 @@ class PictureArch:
 
     @property
     def token(self) -> ClassToken | None:
-        """The table that has the numbers of a class token, if there is one."""
+        """The class token's tables, if there is one."""
         return None
 
     def tiles_of(self, rows: int, columns: int) -> int:
-        """Return the tiles of a picture cut into rows × columns."""
+        """Return the number of tiles of a picture cut into rows × columns."""
         return rows * columns + 1
 
     def rows_of(self, units: int) -> int:
-        """Return the rows of the language model for a tile of so many patches."""
+        """Return the rows of the language model for a tile of this many patches."""
         return units // self.factor**2
 
     def laid(self, rows: int, columns: int) -> Laid:
@@ -197,8 +206,8 @@ class PictureArch:
         raise NotImplementedError
 
     def around(self, rows: int, columns: int) -> tuple[str, str]:
-        """Return what the processor writes before and after `prompt`, which becomes tokens together
-        with the text that stands there."""
+        """Return the processor's texts before and after `prompt`. They are tokenised together with
+        the adjacent text."""
         return "", ""
 
     def prompt_of(self, token: str, film: Film) -> str:
@@ -206,36 +215,36 @@ class PictureArch:
         raise NotImplementedError
 
     def around_film(self, film: Film) -> tuple[str, str]:
-        """Return what the processor writes before and after `prompt_of`; see `around`."""
+        """Return the processor's texts before and after `prompt_of`; see `around`."""
         return "", ""
 
     def times(self, film: Film) -> list[int] | None:
-        """Return `InputSpan.time` of the tiles of a video; None: each is turned as a picture."""
+        """Return `InputSpan.time` of a video's tiles; None: each is rotated like a picture."""
         return None
 
     def stored(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape in the files of a tensor that the graph has with `shape`."""
+        """Return the shape in the files of a tensor with this `shape` in the graph."""
         if name == f"{self.PATCHES}.weight":
             frames = () if self.frames == 1 else (self.frames,)
             return shape[0], CHANNELS, *frames, self.patch, self.patch
         return shape
 
     def turned(self, name: str) -> bool:
-        """Tell whether the files have a matrix the other way round."""
+        """Return whether the files have a matrix transposed."""
         return False
 
     def apart(self, name: str) -> int:
-        """Return into how many parts the columns of a stored matrix are dealt in turns; the graph
-        has each part's together."""
+        """Return the number of parts whose columns alternate in a stored matrix; in the graph each
+        part's columns are contiguous."""
         return 1
 
     def scaled(self, name: str) -> str:
-        """Return the name of the vector by which the rows of a stored tensor are multiplied; ""
-        without one."""
+        """Return the name of the vector that multiplies the rows of a stored tensor; "" without
+        one."""
         return ""
 
     def picked(self, name: str) -> list[int] | None:
-        """Return the rows of a stored tensor that the graph's has, in order; None: all of them."""
+        """Return the rows of a stored tensor that the graph uses, in order; None: all of them."""
         return None
 
 
@@ -271,7 +280,7 @@ def head_size(width: int, heads: int) -> int:
 def pixel_numbers(
     read: Fields, resample: int, mean: Sequence[float], deviation: Sequence[float]
 ) -> dict[str, Any]:
-    """Read what the processor does to pixels: the fields `scale`, `mean`, `deviation` of a
+    """Read the processor's scaling of pixels: the fields `scale`, `mean`, `deviation` of a
     `PictureArch`. `resample`: its only supported filter. Raises `ModelFileError`,
     `UnsupportedModel`."""
     for key in ("do_resize", "do_rescale", "do_normalize"):

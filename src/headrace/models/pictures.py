@@ -12,6 +12,7 @@ from ..base.verify import verify
 from .gemma_pictures import GemmaPictures
 from .idefics3 import Idefics3Pictures
 from .internvl import InternVlPictures
+from .llama4_pictures import Llama4Pictures
 from .picture_arch import MOST_PATCHES, PictureArch
 from .pixtral import PixtralPictures
 from .qwen_vl import QwenPictures
@@ -20,10 +21,11 @@ FAMILIES: tuple[type[PictureArch], ...] = (
     GemmaPictures,
     Idefics3Pictures,
     InternVlPictures,
+    Llama4Pictures,
     PixtralPictures,
     QwenPictures,
 )
-"""Families: a line for each."""
+"""Families, one per line."""
 KINDS: Mapping[str, type[PictureArch]] = {
     kind: family for family in FAMILIES for kind in family.KINDS
 }
@@ -37,8 +39,8 @@ def picture_arch(
     filming: Mapping[str, Any] | None = None,
 ) -> PictureArch:
     """Read the encoder of a `config.json` of one of `KINDS`, and its processors' configs. `hidden`:
-    width of the language model; `filming`: config of the processor of videos, if it has one of its
-    own. Raises `ModelFileError`, `UnsupportedModel`."""
+    width of the language model; `filming`: config of the video processor, if separate. Raises
+    `ModelFileError`, `UnsupportedModel`."""
     found = KINDS[config["model_type"]].read(config, processing, hidden)
     videos = found.filming(config, processing if filming is None else filming)
     if videos is None:

@@ -1,8 +1,8 @@
 """Encoder of pictures of Pixtral (Agrawal et al. 2024) and of Mistral Small 3.1 after it.
 
-A picture keeps its shape: a grid of patches, each turned by its row and its column. Between the
-rows of the grid the prompt has a token that is none of the encoder's. Pixtral gives a row for each
-patch, Mistral Small one for each square of them.
+A picture keeps its shape: a grid of patches, each rotated by its row and column. Between the rows
+of the grid the prompt has a token without encoder output. Pixtral makes a row for each patch,
+Mistral Small one for each square of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .picture_arch import (
 TOWER, JOINT = "vision_tower", "multi_modal_projector"
 PATCHES, MERGER = f"{TOWER}.patch_conv", f"{JOINT}.patch_merger.merging_layer"
 BREAK, END = "[IMG_BREAK]", "[IMG_END]"
-"""Tokens after each row of a picture but the last, and after that one."""
+"""Tokens after each row of a picture except the last, and after that one."""
 _BICUBIC = 3
 _EPS = 1e-5
 """Epsilon of all norms of the tower, which no config states."""
@@ -44,7 +44,7 @@ class PixtralPictures(PictureArch):
     """See `PictureArch`."""
 
     eps: float
-    """Epsilon of the norm before patches are merged; 0: they are not."""
+    """Epsilon of the norm before patches are merged; 0: no merging."""
     biased: bool
     """Whether the last two products have biases."""
     projects: Activation
@@ -138,7 +138,7 @@ class PixtralPictures(PictureArch):
         return to.graph((patches,), hidden=x)
 
     def _merged(self, to: Description, x: Value) -> Value:
-        """Describe a norm of each patch, and one product over those of a square side by side."""
+        """Describe a norm of each patch, and one product over a square's concatenated patches."""
         square, width = self.factor**2, self.arch.hidden
         gain = vector([f"{JOINT}.norm.weight"], [width])
         x = to.node("norm", (x,), width, [gain], NormSpec("rms", self.eps))
@@ -182,7 +182,7 @@ def _arch(tower: Fields, most: int) -> ModelArch:
 
 
 def _bounding(read: Fields, patch: int, factor: int) -> Bounding:
-    """Read the most pixels of a picture's side."""
+    """Read the largest side of a picture, in pixels."""
     size = Fields(read.mapping("size") or {"longest_edge": 1_024}, f"{read.where}: size")
     found = Bounding(patch * factor, size.integer("longest_edge", 1, 1 << 14))
     patches = (found.largest // patch) ** 2

@@ -21,7 +21,7 @@ GATED_NAMES = {
 
 
 def dense_layers(config: Config) -> tuple[int, ...]:
-    """Return the layers without experts: those that the config names, and all but every n-th."""
+    """Return the layers without experts: those that the config lists, and all except every n-th."""
     fields, key = config.fields, SPARSE[0]
     if config.gguf:
         return ()
@@ -47,7 +47,7 @@ _LATER = {
 _BIASED = flag("attention_bias", "", True, tensors="blk.0.attn_q.bias")
 _UNBIASED = flag("", "", False, tensors="blk.0.attn_output.bias")
 _UNDER_PICTURES = Names(unread=r"(model\.)?visual\..*")
-"""Names of tensors beside an encoder of pictures."""
+"""Names of tensors next to an encoder of pictures."""
 _BY_AXES = {"rope": rope_by_axes, "_interleaved": False}
 _SEEING = {
     "vocab_size": 152_064, "hidden_size": 8192, "intermediate_size": 29_568,
@@ -81,7 +81,7 @@ FAMILIES = (
     _QWEN2._replace(
         name="qwen2_vl",
         types={"qwen2_vl": ("Qwen2VLForConditionalGeneration",), "qwen2_vl_text": ()},
-        gguf="",
+        gguf="qwen2vl",
         defaults=_SEEING,
         fields={**_QWEN2.fields, **_BY_AXES},
         names=_UNDER_PICTURES,
@@ -101,7 +101,7 @@ FAMILIES = (
     ),
     Family(
         "qwen3_vl", llama,
-        {"qwen3_vl": ("Qwen3VLForConditionalGeneration",), "qwen3_vl_text": ()},
+        {"qwen3_vl": ("Qwen3VLForConditionalGeneration",), "qwen3_vl_text": ()}, "qwen3vl",
         defaults={
             "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016,
             "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
@@ -126,6 +126,7 @@ FAMILIES = (
     Family(
         "qwen3_vl_moe", llama,
         {"qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",), "qwen3_vl_moe_text": ()},
+        "qwen3vlmoe",
         defaults={
             "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 5632,
             "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16,

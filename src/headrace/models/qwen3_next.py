@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5 (Qwen team 2025, 2026): three layers of four have a gated delta rule in
+"""Qwen3-Next and Qwen3.5 (Qwen team 2025, 2026): three of four layers have a gated delta rule in
 place of attention, and attention has a gate."""
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _value_size(config: Config) -> int:
 
 
 def _layers(config: Config) -> tuple[int, ...]:
-    """Return the layers with the delta rule: as named, or all but every n-th."""
+    """Return the layers with the delta rule: those listed, or all except every n-th."""
     fields, layers = config.fields, config["layers"]
     key = "attention.recurrent_layers" if config.gguf else "layer_types"
     named, flags = fields.raw(key), []
@@ -90,7 +90,7 @@ def _layers(config: Config) -> tuple[int, ...]:
     elif not config.gguf:
         flags = [kind == LINEAR for kind in layer_kinds(config, ("full_attention", LINEAR))]
     elif isinstance(named, list):
-        # Layers that predict a second token come after the last layer, and attend.
+        # Layers that predict a second token come after the last layer and have attention.
         flags = named[:layers]
     if len(flags) != layers or not all(one in (0, 1) for one in flags):
         raise ModelFileError(
@@ -110,7 +110,7 @@ def _rope(config: Config) -> Rope:
 
 
 def _tiled(config: Config) -> bool:
-    """Tell whether value heads take key heads in turn, as in GGUF of Qwen3.5."""
+    """Return whether value heads use key heads in turn, as in GGUF of Qwen3.5."""
     several = config["recurrence.value_heads"] > config["recurrence.key_heads"]
     return config.gguf and config.family.name != "qwen3_next" and several
 

@@ -1,11 +1,11 @@
 """Encoders of pictures of Qwen2-VL (Wang et al. 2024), Qwen2.5-VL (Bai et al. 2025) and Qwen3-VL.
 
-A picture keeps its shape: a grid of patches, each turned by its row and its column. Most layers of
+A picture keeps its shape: a grid of patches, each rotated by its row and column. Most layers of
 Qwen2.5-VL attend within windows of the grid, so its patches come window by window, and its rows are
 put back into the order of the grid. Qwen3-VL adds positions from a table, read between its rows,
-and gives further rows for the first layers of the language model (DeepStack, Meng et al. 2024).
-A patch has two frames, of a picture the same one twice. The tiles of a video attend each to itself,
-and differ in the language model by their time (Qwen3-VL writes it before them).
+and gives further rows for the first layers of the language model (DeepStack, Meng et al. 2024). A
+patch has two frames; a picture is repeated. Each tile of a video attends to itself only. In the
+language model tiles differ by their time (Qwen3-VL writes it before them).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BICUBIC = 3
 _EPS = 1e-6
 """Epsilon of all norms of these encoders, which no config states."""
 _RATE = 2.0
-"""Frames of a second that the authors' own reader takes; most configs state none."""
+"""Frames per second in the authors' own reader; most configs lack the key."""
 _OPEN, _CLOSE = "<|vision_start|>", "<|vision_end|>"
 Rule = TypeVar("Rule", bound=Fitting | Filming)
 _GATED: Mapping[str, Any] = {"silu": "silu", **ACTIVATIONS}
@@ -59,15 +59,15 @@ class QwenPictures(PictureArch):
     """See `PictureArch`."""
 
     window: int = 0
-    """Squares of a side of a window; 0: all layers attend to the whole picture."""
+    """Squares along a side of a window; 0: all layers attend to the whole picture."""
     whole: tuple[int, ...] = ()
-    """Layers that attend to the whole picture, where others have windows."""
+    """Layers that attend to the whole picture, if others have windows."""
     trained: int = 0
-    """Positions of a side of the table; 0: there is none."""
+    """Positions along a side of the table; 0: no table."""
     deep: tuple[int, ...] = ()
     """Layers after which further rows are made."""
     ticks: float = 0.0
-    """Positions of a second of a video; 0: each tile of it has one (Qwen2-VL)."""
+    """Positions per second of a video; 0: one per tile (Qwen2-VL)."""
 
     PATCHES = PATCHES
     KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
@@ -150,8 +150,8 @@ class QwenPictures(PictureArch):
         if not self.kind.startswith("qwen3"):
             return token * tiles
         times = film.times + film.times[-1:]
-        # The template's own start and end stay around all of these, as in transformers; vLLM calls
-        # it a bug that it dropped them (issue 46817).
+        # The template's start and end tokens stay around all of these, as in transformers; vLLM
+        # considers its removal of them a bug (issue 46817).
         means = [(times[2 * tile] + times[2 * tile + 1]) / 2 for tile in range(tiles)]
         return "".join(f"<{mean:.1f} seconds>{_OPEN}{token}{_CLOSE}" for mean in means)
 
@@ -177,7 +177,7 @@ class QwenPictures(PictureArch):
         return {f"{PLACES}.weight": shape} if self.trained else {}
 
     def laid(self, rows: int, columns: int) -> Laid:
-        """Lay out the patches square by square, and with windows these window by window."""
+        """Lay out the patches square by square; with windows, window by window."""
         if not self.window:
             return Laid(squares(rows, columns, self.factor))
         high, wide, side = rows // self.factor, columns // self.factor, self.window
@@ -237,7 +237,7 @@ class QwenPictures(PictureArch):
         return to.rms_norm(x, name) if self.kind == "qwen2_5_vl" else to.layer_norm(x, name)
 
     def _feed(self, to: Description, x: Value, at: str) -> Value:
-        """Describe a layer's feed-forward: of each family its own."""
+        """Describe a layer's feed-forward, which depends on the family."""
         arch = self.arch
         if self.kind == "qwen2_5_vl":
             names = f"{at}.gate_proj", f"{at}.up_proj"
@@ -256,7 +256,7 @@ class QwenPictures(PictureArch):
         return two_products(to, x, *products, ActivationSpec(arch.activation))
 
     def _merged(self, to: Description, x: Value, at: str, *, after: bool) -> Value:
-        """Describe rows of squares, side by side, through two products. `after`: the norm is over a
+        """Describe two products over the concatenated rows of squares. `after`: the norm is over a
         square, not over each of its patches."""
         square = self.factor**2
         third = self.kind.startswith("qwen3")
@@ -358,7 +358,7 @@ def _layers(tower: Fields, key: str, stated: Any) -> tuple[int, ...]:
 
 
 def _fitting(read: Fields, patch: int, factor: int) -> Fitting:
-    """Read the bounds of a picture's pixels, of which `MOST_PATCHES` patches are the most."""
+    """Read the bounds of a picture's pixels, at most `MOST_PATCHES` patches."""
     least, most = _bounds(read, 56 * 56, 28 * 28 * 1_280)
     return _checked(Fitting(factor * patch, least, min(most, MOST_PATCHES * patch**2)), read, patch)
 

@@ -1,11 +1,11 @@
-"""Reader of a `config.json`, or of GGUF metadata, into a `ModelArch`, by the tables of families.
+"""Reader of a `config.json`, or of GGUF metadata, into a `ModelArch`, by the families' tables.
 
-Each key is one of three things: used; harmless to inference (training, tooling, generation:
-ignored); or a feature that would change the result, which must be absent or neutral. Unknown keys
-are ignored too: configs carry the keys of every tool that touched them. If such a key did change
-the structure, the loader's check of tensor names and shapes refuses the model.
+There are three kinds of keys: used ones; ones without effect on inference (training, tooling,
+generation), which are ignored; and features that would change the result, which must be absent or
+neutral. Unknown keys are ignored too, since every tool adds its own. If such a key changes the
+structure, the loader's check of tensor names and shapes refuses the model.
 
-GGUF leaves some of the architecture to the reader's own knowledge: it is the default of a field.
+GGUF leaves parts of the architecture to the reader's knowledge: these are defaults of fields.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .family import Config, Family
 from .registry import ALL, TYPES
 
 GGUF_ARCHITECTURES = {family.gguf: family.name for family in ALL if family.gguf and not family.when}
-"""Families by `general.architecture`. Mistral and Mixtral files call themselves llama."""
+"""Families by `general.architecture`. Mistral and Mixtral files have the name llama."""
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelArch:
     """Read the architecture that a `config.json` describes.
 
     Raises `UnsupportedModel` (unknown architecture or value: names it, lists supported ones) or
-    `ModelFileError` (a key is missing or of the wrong type). Of a multimodal model the text model
-    is read: images are not supported.
+    `ModelFileError` (a key is missing or of the wrong type). Of a multimodal model only the text
+    model is read.
     """
     outer = Fields(config, "config.json")
     family, classes = _family(outer)
@@ -77,7 +77,7 @@ def _read(
     dense: Mapping[str, tuple[Any, ...]],
     **more: Any,
 ) -> ModelArch:
-    """Refuse what the family has not, then read its fields."""
+    """Refuse features that the family lacks, then read its fields."""
     gguf = bool(fields.prefix)
     if "moe.experts" not in family.fields:
         neutral = {**neutral, **dense}

@@ -42,13 +42,13 @@ FILES = (
     llama4, minimax_m2, ministral3, nemotron_h, olmo2, phi3, pixart, qwen, qwen3_next, starcoder2,
     whisper,
 )  # fmt: skip
-"""Files of families: a line for each."""
+"""Families, one file per line."""
 ALL: tuple[Family, ...] = tuple(family for file in FILES for family in file.FAMILIES)
 FAMILIES: Mapping[str, Family] = {
     name: next(family for family in ALL if family.name == name)
     for name in sorted({family.name for family in ALL})
 }
-"""Families by `ModelArch.family`; of two with one name the first."""
+"""Families by `ModelArch.family`; of two with one name, the first."""
 TYPES: Mapping[str, Family] = {kind: family for family in ALL for kind in family.types}
 """Families by the `model_type` of a `config.json`."""
 

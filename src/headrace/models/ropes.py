@@ -51,8 +51,8 @@ _TRUNCATE = flag("truncate", "", True)
 
 
 def parameters(config: Config) -> dict[str, Any]:
-    """Return the rope's own object in a `config.json`: of transformers 5, or the earlier one. The
-    family's default comes after both."""
+    """Return the rope's own object in a `config.json`: transformers 5's, else the earlier one, else
+    the family's default."""
     if config.gguf:
         return {}
     fields = config.fields
@@ -63,7 +63,7 @@ def parameters(config: Config) -> dict[str, Any]:
 
 
 def rope(config: Config) -> Rope:
-    """Read the rope of a family whose layers have one and the same."""
+    """Read the rope of a family with one rope for all layers."""
     given = parameters(config)
     if "rope.share" in config.table:
         given.pop(_SHARE, None)
@@ -74,17 +74,22 @@ def rope_by_axes(config: Config) -> Rope:
     """Read a rope whose pairs turn by time, row and column (M-RoPE, Wang et al. 2024): in sections,
     or interleaved if the family says so in `_interleaved` (Qwen3-VL)."""
     given, pairs = parameters(config), int(config["head_dim"]) // 2
-    stated = given.pop("mrope_section", None)
+    key, stated = "mrope_section", given.pop("mrope_section", None)
     given.pop("mrope_interleaved", None)
+    if config.gguf:
+        key = "rope.dimension_sections"
+        stated = config.fields.raw(key)
+        if isinstance(stated, list) and not any(stated[AXES:]):
+            stated = stated[:AXES]
     given = {key: "default" if value == "mrope" else value for key, value in given.items()}
     interleaved = config.table["_interleaved"]
     section = ([24, 20, 20] if interleaved else [16, 24, 24]) if stated is None else stated
     numbers = isinstance(section, list) and all(type(one) is int and one >= 0 for one in section)
     if not numbers or len(section) != AXES or sum(section) != pairs:
         raise UnsupportedModel(
-            f"config.json: mrope_section is {section!r:.80}; must be {AXES} numbers of pairs, "
+            f"{config.fields.where}: {key} is {section!r:.80}; must be {AXES} numbers of pairs, "
             f"{pairs} together",
-            param="mrope_section",
+            param=key,
         )
     axes = [axis for axis, count in enumerate(section) for _ in range(count)]
     if interleaved:
@@ -100,8 +105,8 @@ def within(config: Config, given: Mapping[str, Any]) -> Config:
 
 
 def rope_of(config: Config, given: Mapping[str, Any], theta: Field = THETA) -> Rope:
-    """Read one rope: its parameters in a `config.json` are `given`, and `theta` if they do not
-    state it. Of Llama 3's scaling a GGUF file has only the divisors."""
+    """Read one rope. `given`: its parameters in a `config.json`; `theta`: used if they lack it. Of
+    Llama 3's scaling a GGUF file has only the divisors."""
     inner, base = within(config, given), config.read(theta)
     if config.gguf:
         size, kind = rotated(config), config.read(GGUF_KIND)
@@ -168,7 +173,7 @@ def yarn_growth(factor: float, scale: float | None = None) -> float:
 
 
 def rotated(config: Config) -> int:
-    """Return the numbers of a head that a GGUF says are rotated; all, unless the family has a
+    """Return the count of rotated numbers of a head in a GGUF; all, unless the family has a
     share."""
     for name in (ROPE_FACTORS, *LONG_FACTORS):
         if name in config.tensors and name not in config.factors:
@@ -206,14 +211,14 @@ def share(config: Config) -> float:
 
 
 def full_rope(config: Config) -> Rope:
-    """Read the rope of layers without a window, where windowed ones have another."""
+    """Read the rope of layers without a window, if windowed ones have a different one."""
     given = _by_kind(config)
     full = parameters(config) if given is None else given[0]
     return rope_of(config, full, config.table["_theta"])
 
 
 def local_rope(config: Config) -> Rope:
-    """Read the rope of windowed layers. Without an entry of theirs it is not stretched."""
+    """Read the rope of windowed layers. Without a separate entry it is not stretched."""
     theta, given = config.table["_local_theta"], _by_kind(config)
     return Rope(config.read(theta)) if given is None else rope_of(config, given[1], theta)
 

@@ -1,7 +1,7 @@
 """Encoders of sounds for language models: Qwen2-Audio's (Chu et al. 2024).
 
-Whisper's encoder (Radford et al. 2022) over as many positions as have sound in them, the mean of
-each two positions, a norm, and one product into the width of the language model.
+Whisper's encoder (Radford et al. 2022) over the positions with sound, the mean of each two
+positions, a norm, and one product into the width of the language model.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _node(to: Description, kind: str, x: Value, rows: Rows, width: int, spec: ob
 
 
 def _convolution(to: Description, x: Value, name: str, spec: WindowSpec, rows: Rows) -> Value:
-    """Apply a convolution and a GELU: consecutive rows side by side, then one product."""
+    """Apply a convolution and a GELU: concatenated consecutive rows, then one product."""
     wide = _node(to, "window", x, rows, spec.width * x.width, spec)
     made = to.linear(wide, name, outputs=to.arch.hidden, bias=True)
     return to.activate(made, _GELU)

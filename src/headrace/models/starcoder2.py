@@ -15,7 +15,7 @@ from .windows import WINDOW
 
 def starcoder2(arch: ModelArch) -> Graph:
     """Describe x + attention(norm(x)), then x + project(act(expand(norm(x)))); all products have a
-    bias, or none has."""
+    bias or none has."""
     to = Description(arch)
     activation = ActivationSpec(arch.activation)
     x = embedding(to)

@@ -75,7 +75,7 @@ def _channels(config: Config) -> int:
 
 
 def conv_bias(key: str | tuple[str, ...]) -> Callable[[Config], bool]:
-    """Make a reader of whether Mamba's convolution has a bias; a GGUF file has the tensor then."""
+    """Make a reader of whether Mamba's convolution has a bias; a GGUF file then has the tensor."""
 
     def read(config: Config) -> bool:
         if config.gguf:
@@ -105,12 +105,12 @@ def kv_heads_by_layer(config: Config) -> list[int]:
 
 
 def without_attention(config: Config) -> tuple[int, ...]:
-    """Return a GGUF's layers that do not attend."""
+    """Return a GGUF's layers without attention."""
     return tuple(at for at, heads in enumerate(kv_heads_by_layer(config)) if heads == 0)
 
 
 def renamed(config: Config, key: str) -> list[Any] | None:
-    """Return the kinds of layers by today's names; None if they are not stated."""
+    """Return the kinds of layers by their current names; None if they are not listed."""
     given = config.fields.raw(key)
     if not isinstance(given, list):
         return given  # type: ignore[no-any-return]

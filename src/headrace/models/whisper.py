@@ -1,7 +1,7 @@
 """Whisper (Radford et al. 2022, section 2.2): an encoder of sounds, and a decoder of text.
 
-The encoder's output is K and V of the decoder's cross attention: a part that writes what another
-part reads, once for all who listen to that sound.
+The encoder's output is K and V of the decoder's cross attention: one part writes them once for all
+requests about a sound, another part reads them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .sounds import HEAD_SIZE, describe_tower, feed_forward
 ENCODER, DECODER, HEAD = "model.encoder", "model.decoder", "proj_out"
 """Names of the parts' tensors, and of the decoder's head."""
 QUERIES = "queries"
-"""Name of an output of the decoder, before a layer's number: q of its attention across."""
+"""Name of a decoder output, before a layer's number: q of its cross-attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class WhisperArch:
     file_bytes: int = 2
     """Bytes of a number in the file."""
     aligned: tuple[tuple[int, int], ...] = ()
-    """(layer, head) of the decoder's attention across that follows the sound."""
+    """(layer, head) of the decoder's cross-attention that follows the sound."""
 
     @property
     def text(self) -> ModelArch:
@@ -51,7 +51,7 @@ class WhisperArch:
         return self.width // HEAD_SIZE
 
     def part(self, layers: int, rows: int) -> ModelArch:
-        """Return the sizes of a part with so many layers and positions."""
+        """Return the sizes of a part with this many layers and positions."""
         return ModelArch(
             family="whisper",
             vocab_size=self.vocab,
@@ -89,8 +89,8 @@ def describe_encoder(whisper: WhisperArch) -> Graph:
 
 
 def describe_text(arch: ModelArch) -> Graph:
-    """Describe the graph of the tokens of a step, each of which attends to its window. Outputs
-    beside hidden states and logits: q of the attention across of each aligned layer."""
+    """Describe the graph of the tokens of a step, each of which attends to its window. Further
+    outputs besides hidden states and logits: q of the cross-attention of each aligned layer."""
     to = Description(arch)
     x = to.embed(f"{DECODER}.embed_tokens", arch.vocab_size)
     places = to.embed(f"{DECODER}.embed_positions", arch.max_context, EmbedSpec("positions"))

@@ -16,13 +16,13 @@ _PATTERN = integer("sliding_window_pattern", "attention.sliding_window_pattern",
 
 
 def no_window(config: Config) -> None:
-    """Return None for a family without windows. A GGUF may state one that changes nothing."""
+    """Return None for a family without windows. A GGUF may have one that is unused."""
     if config.gguf:
         config.fields.expect("attention.sliding_window", 0, config["max_context"])
 
 
 def no_windows(config: Config) -> Windows:
-    """Return no windows, for a family whose `layer_types` say something else."""
+    """Return no windows, for a family whose `layer_types` mean something else."""
     no_window(config)
     return ()
 
@@ -35,8 +35,8 @@ def stated_window(config: Config) -> int | None:
 
 
 def windowed(config: Config) -> Windows:
-    """Return the window of each layer; () if no layer has one that matters. Layers with a rope of
-    their own keep theirs."""
+    """Return the window of each layer; () if no window is shorter than the context. Layers with a
+    separate rope keep theirs."""
     slides, window = config["_slides"], config["_window"]
     if not any(slides):
         return ()
@@ -61,8 +61,7 @@ def unwindowed(config: Config) -> tuple[bool, ...]:
 
 
 def sliding(rule: Callable[[Config], list[bool]]) -> Callable[[Config], list[bool]]:
-    """Make a reader of the layers that have a window: `layer_types` says so, or the family's
-    rule."""
+    """Make a reader of the layers that have a window: from `layer_types`, or the family's rule."""
 
     def read(config: Config) -> list[bool]:
         kinds = None if config.gguf else config.fields.raw("layer_types")
@@ -107,7 +106,7 @@ def layer_numbers(config: Config, key: str, given: object) -> list[int]:
 
 
 def every(period: int) -> Callable[[Config], list[bool]]:
-    """Make the rule that every n-th layer has no window; a config may say another n, or letters
+    """Make the rule that every n-th layer has no window; a config may have another n, or letters
     (EXAONE), and a GGUF flags."""
 
     def rule(config: Config) -> list[bool]:
@@ -131,7 +130,7 @@ def every(period: int) -> Callable[[Config], list[bool]]:
 
 
 def unrotated(config: Config) -> tuple[bool, ...]:
-    """Return the layers without positions: zeros of `no_rope_layers`, or every n-th layer, n from
+    """Return the layers without positions: zeros in `no_rope_layers`, or every n-th layer, n from
     `no_rope_layer_interval` or 4."""
     layers, key = config["layers"], "no_rope_layers"
     rotated = None if config.gguf else config.fields.raw(key)

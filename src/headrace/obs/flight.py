@@ -1,4 +1,4 @@
-"""Flight recorder: the last steps of an engine, kept where a crash cannot take them.
+"""Flight recorder: the last steps of an engine, kept where they survive a crash.
 
 A ring of records of one length in a memory-mapped file. Written records are in the page cache and
 can be read after the process was killed, hung or crashed inside a kernel. A step is written when it
@@ -25,7 +25,7 @@ log = logging.getLogger("headrace.flight")
 RECORDS = 256
 RECORD_BYTES = 2048
 _SHOWN = 24
-"""Entries of a plan that are written out; the rest is counted."""
+"""Entries of a plan that are written in full; the rest is counted."""
 _HEADER = struct.Struct("<I")
 _encode = msgspec.json.Encoder().encode
 
@@ -80,8 +80,8 @@ class _Short(_Step):
 class FlightRecorder:
     """Writer of the ring.
 
-    A path of None keeps it in anonymous memory (an engine in this process); so does a disk without
-    room. The ring then does not outlive the process.
+    With path None (an engine in this process) or a full disk it is in anonymous memory. Then it
+    does not outlive the process.
     """
 
     def __init__(self, path: Path | None = None, records: int = RECORDS) -> None:
@@ -90,13 +90,13 @@ class FlightRecorder:
         ring = None if path is None else _mapped(path, length)
         self._ring = mmap.mmap(-1, length) if ring is None else ring
         self._several = False
-        """Whether steps of another model than the first were written."""
+        """Whether steps of other models than the first were written."""
         self._steps = 0
         self._places: dict[tuple[int, int], int] = {}
         """Places in the ring of steps in flight, by model and number."""
 
     def submitted(self, plan: StepPlan, running: int, waiting: int, model: int = 0) -> None:
-        """Write that a step begins. `model`: its number, in a server of several."""
+        """Record the start of a step. `model`: its number, in a server of several."""
         admitted = [
             [entry.row, entry.sequence_id, len(entry.tokens)] for entry in plan.admitted[:_SHOWN]
         ]
@@ -167,7 +167,7 @@ class FlightRecorder:
         self._ring[at : at + _HEADER.size] = _HEADER.pack(len(data))
 
     def _place(self, record: _Submitted | _Finished, model: int) -> int:
-        """Return the place of a step in the ring. Models count their steps apart."""
+        """Return a step's place in the ring. Each model numbers its own steps."""
         if not self._several:
             self._several, self._steps = True, record.step
         record.model, key = model, (model, record.step)
@@ -218,7 +218,7 @@ def _parse(data: bytes) -> list[dict[str, Any]]:
                 records.append(any_json(data[start : start + length]))
             except Undecodable:
                 continue
-    # Models count their steps apart.
+    # Each model numbers its own steps.
     order = "at" if any("model" in record for record in records) else "step"
     return sorted(records, key=lambda record: record[order])
 
@@ -235,9 +235,9 @@ def write_dump(
     steps: list[dict[str, Any]],
     details: dict[str, Any],
 ) -> Path | None:
-    """Keep the facts of a failure as one JSON file; None if the disk refuses.
+    """Write the facts of a failure to one JSON file; None if the disk refuses.
 
-    The newest `_KEPT_DUMPS` stay. Contains no text and no token of any request.
+    The newest `_KEPT_DUMPS` are kept. They contain no text and no token of any request.
     """
     path = folder / f"flight-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09d}.json"
     record = {
@@ -250,7 +250,7 @@ def write_dump(
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")  # A reader that finds a record finds a whole one.
+        part = path.with_suffix(".part")  # So that readers only find complete files.
         part.write_bytes(msgspec.json.format(_encode(record), indent=1))
         part.replace(path)
         for old in sorted(folder.glob("flight-*.json"))[:-_KEPT_DUMPS]:

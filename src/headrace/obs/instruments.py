@@ -1,8 +1,8 @@
-"""Counting that costs a fraction of a microsecond, exposed as Prometheus families on a scrape.
+"""Counters that cost a fraction of a microsecond, exposed as Prometheus families on a scrape.
 
-The library's own instruments cost microseconds per observation (locks, label look-ups). This adds
-up at ten thousand tokens a second, and an alias would have to be observed again. Here a value is
-counted once, by one thread, and all its names read the same numbers.
+The library's instruments cost microseconds per observation (locks, label look-ups). This adds up at
+ten thousand tokens a second, and an alias must be observed separately. Here one thread counts a
+value once, and all its names read the same numbers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ OTHER = "other"
 class Histogram:
     """Counts per bucket; bounds are upper and inclusive, as in Prometheus."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("bounds", "counts", "help", "names", "total")
 
-    def __init__(self, bounds: Sequence[float]) -> None:
+    def __init__(self, bounds: Sequence[float], names: str, help_: str) -> None:
+        """`names`: those of the series, with spaces between them."""
+        self.names, self.help = names.split(), help_
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
@@ -41,12 +43,13 @@ class Histogram:
 
 
 class Labelled:
-    """Counters by the value of one label, at most `most` of them; the rest is `other`."""
+    """Counters by the value of one label, at most `most`; further values count as `other`."""
 
-    __slots__ = ("_most", "values")
+    __slots__ = ("_most", "help", "label", "name", "values")
 
-    def __init__(self, *known: str, most: int = 100) -> None:
+    def __init__(self, name: str, label: str, help_: str, *known: str, most: int = 100) -> None:
         """Expose `known` values from the start, as 0."""
+        self.name, self.label, self.help = name, label, help_
         self.values: dict[str, float] = dict.fromkeys(known, 0.0)
         self._most = most
 
@@ -57,53 +60,53 @@ class Labelled:
 
 
 class Exposition:
-    """Maker of families with the labels that all metrics of one engine share."""
+    """Maker of metric families with the labels common to one engine."""
 
     def __init__(self, **labels: str) -> None:
         self._names = list(labels)
         self._values = list(labels.values())
 
-    def gauge(self, help_: str, value: float, *names: str) -> Iterator[Metric]:
-        for name in names:
+    def gauge(self, names: str, help_: str, value: float) -> Iterator[Metric]:
+        for name in names.split():
             family = GaugeMetricFamily(name, help_, labels=self._names)
             family.add_metric(self._values, value)
             yield family
 
     def gauges(
-        self, help_: str, label: str, values: dict[str, float], *names: str
+        self, name: str, help_: str, label: str, values: dict[str, float]
     ) -> Iterator[Metric]:
-        for name in names:
-            family = GaugeMetricFamily(name, help_, labels=[*self._names, label])
-            for key, value in values.items():
-                family.add_metric([*self._values, key], value)
-            yield family
+        family = GaugeMetricFamily(name, help_, labels=[*self._names, label])
+        for key, value in values.items():
+            family.add_metric([*self._values, key], value)
+        yield family
 
-    def info(self, help_: str, name: str, labels: dict[str, str]) -> Iterator[Metric]:
+    def info(self, name: str, help_: str, labels: dict[str, str]) -> Iterator[Metric]:
         """Yield a gauge of 1 whose labels are the message."""
         family = GaugeMetricFamily(name, help_, labels=[*self._names, *labels])
         family.add_metric([*self._values, *labels.values()], 1.0)
         yield family
 
-    def counter(self, help_: str, value: float, *names: str) -> Iterator[Metric]:
+    def counter(self, names: str, help_: str, value: float) -> Iterator[Metric]:
         """Yield counters; names are without `_total`, which the exposition adds."""
-        for name in names:
+        for name in names.split():
             family = CounterMetricFamily(name, help_, labels=self._names)
             family.add_metric(self._values, value)
             yield family
 
-    def counters(self, help_: str, label: str, values: Labelled, *names: str) -> Iterator[Metric]:
-        for name in names:
-            family = CounterMetricFamily(name, help_, labels=[*self._names, label])
-            for key, value in sorted(values.values.items()):
-                family.add_metric([*self._values, key], value)
-            yield family
-
-    def histogram(self, help_: str, histogram: Histogram, *names: str) -> Iterator[Metric]:
-        buckets = histogram.buckets()
-        for name in names:
-            family = HistogramMetricFamily(name, help_, labels=self._names)
-            family.add_metric(self._values, buckets, histogram.total)
-            yield family
+    def instruments(self, owner: object) -> Iterator[Metric]:
+        """Yield the families of all `Histogram` and `Labelled` among an object's attributes."""
+        for one in vars(owner).values():
+            if isinstance(one, Histogram):
+                buckets = one.buckets()
+                for name in one.names:
+                    histogram = HistogramMetricFamily(name, one.help, labels=self._names)
+                    histogram.add_metric(self._values, buckets, one.total)
+                    yield histogram
+            elif isinstance(one, Labelled):
+                family = CounterMetricFamily(one.name, one.help, labels=[*self._names, one.label])
+                for key, value in sorted(one.values.items()):
+                    family.add_metric([*self._values, key], value)
+                yield family
 
 
 def _bound(value: float) -> str:

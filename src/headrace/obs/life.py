@@ -33,7 +33,7 @@ class RequestLife:
     adapter: str | None = None
     ended: float = 0.0
     trace: Any = None
-    """The span that the request came under, if traces are on (`obs.spans`)."""
+    """The request's parent span, if traces are on (`obs.spans`)."""
     temperature: float | None = None
     top_p: float | None = None
     drafted: Drafted | None = None

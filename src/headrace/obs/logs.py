@@ -1,4 +1,4 @@
-"""Log lines: text for people, JSON with one schema for machines, secrets in neither.
+"""Log lines: text for people, JSON with one schema for machines, without secrets.
 
 A JSON line has `ts` (RFC 3339, UTC), `level`, `logger`, `message` and `pid`. If known, it also has
 `request_id`, `trace_id`, `span_id`, and `error` with `stack`. All other `extra=` arguments of the
@@ -57,7 +57,7 @@ def _cut(text: str, most: int = _MOST) -> str:
 def _visible(text: str) -> str:
     """Return the text on one line, with escapes for unprintable characters.
 
-    No terminal acts on such a line, and foreign text cannot look like a line of ours.
+    So a line cannot control a terminal, and foreign text cannot imitate a line of ours.
     """
     if text.isprintable():
         return text
@@ -79,7 +79,7 @@ class TextFormatter(logging.Formatter):
         line = f"{clock} {record.levelname} {record.name}: {message}{fields}"
         if record.exc_info:
             stack = _cut(self.formatException(record.exc_info), _MOST_STACK)
-            # Indented: an error may carry a client's words, and lines of them.
+            # Indented: an error may contain a client's text with line breaks.
             line += "".join(f"\n  {_visible(part)}" for part in stack.splitlines())
         return hide_secrets(line)
 

@@ -1,25 +1,21 @@
-"""The metrics of one engine, under the names that dashboards know.
+"""The metrics of one engine, under names that dashboards know.
 
 vLLM's names come first; its older aliases and NIM's unprefixed ones read the same numbers. Metrics
-without a name elsewhere are called `headrace:`. Times are seconds. `metrics.txt` has what each is
-called and which attribute it shows.
+without a name elsewhere are called `headrace:`. Times are seconds. Each instrument says its names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from ..base.request import StepStats
-from ..base.sections import read_rows
 from .instruments import Exposition, Histogram, Labelled, one_two_five
 from .life import RequestLife
-from .part_metrics import DraftMetrics, EncodingMetrics, TierMetrics
+from .part_metrics import DraftMetrics, EncodingMetrics, SplitMetrics, TierMetrics
 from .sketch import Sketch
 
 FIRST_TOKEN_SECONDS = (
@@ -39,34 +35,31 @@ STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 CHOICES = (1, 2, 5, 10, 20)
 MOST_ADAPTERS = 100
 """Adapters with series of their own; further ones are counted together as `other`."""
-SUMMED = (
-    "seconds", "schedule_seconds", "idle_seconds", "predicted_seconds", "launch_seconds", "flops",
-    "bytes",
+STEP: tuple[tuple[str, str, Callable[[StepStats], float]], ...] = (
+    ("headrace:device_seconds", "Time of steps on the device.", lambda s: s.seconds),
+    ("headrace:schedule_seconds", "Time of planning steps.", lambda s: s.schedule_seconds),
+    ("headrace:idle_seconds", "Time in which the device had no step though there was work.",
+     lambda s: s.idle_seconds),
+    ("headrace:predicted_seconds", "Time that the roofline expected of the steps.",
+     lambda s: s.predicted_seconds),
+    ("headrace:launch_seconds", "Of the expected time, what starting operators and steps takes.",
+     lambda s: s.launch_seconds),
+    ("vllm:estimated_flops_per_gpu", "Floating-point operations, estimated.", lambda s: s.flops),
+    ("vllm:estimated_read_bytes_per_gpu", "Bytes read, estimated.", lambda s: s.bytes),
 )  # fmt: skip
-"""Fields of `StepStats` that are of one step."""
-SINCE_START = (
-    "preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens", "accepted_tokens",
+"""Counters (name, help, what is read) of what the statistics say of one step."""
+SINCE_START: tuple[tuple[str, str, Callable[[StepStats], int]], ...] = (
+    ("vllm:num_preemptions", "Sequences that gave up their blocks.", lambda s: s.preemptions),
+    ("vllm:prefix_cache_queries vllm:gpu_prefix_cache_queries",
+     "Tokens looked up in the prefix cache.", lambda s: s.prefix_queries),
+    ("vllm:prefix_cache_hits vllm:gpu_prefix_cache_hits", "Tokens found in the prefix cache.",
+     lambda s: s.prefix_hits),
+    ("vllm:spec_decode_num_drafts", "Times that a sequence verified drafts.", lambda s: s.drafts),
+    ("vllm:spec_decode_num_draft_tokens", "Drafts that were verified.", lambda s: s.draft_tokens),
+    ("vllm:spec_decode_num_accepted_tokens", "Drafts that were accepted.",
+     lambda s: s.accepted_tokens),
 )  # fmt: skip
-"""Fields that count from the start of the engine's process."""
-
-
-class _MetricRow(NamedTuple):
-    """A row of `metrics.txt`."""
-
-    kind: str
-    label: list[str]
-    path: list[str]
-    help: str
-    names: list[str]
-
-
-def _metric(row: str) -> _MetricRow:
-    head, attribute, help_, names = row.split(" | ")
-    kind, *label = head.split()
-    return _MetricRow(kind, label, attribute.split("."), help_, names.split())
-
-
-TABLE = read_rows(Path(__file__).with_suffix(".txt"), _metric)
+"""Counters of what they say of all steps since the start of the engine's process."""
 
 
 class EngineMetrics(Collector):
@@ -87,41 +80,69 @@ class EngineMetrics(Collector):
 
         self.first_tokens = Sketch()
         self.token_gaps = Sketch()
-        """Fine counts of the two latencies, for read-outs of the last seconds."""
+        """Finely binned counts of the two latencies, for quantiles of the last seconds."""
         lengths = one_two_five(max_context)
-        self._first_token = Histogram(FIRST_TOKEN_SECONDS)
-        self._between_tokens = Histogram(TOKEN_SECONDS)
-        self._per_token = Histogram(TOKEN_SECONDS)
-        self._duration = Histogram(REQUEST_SECONDS)
-        self._queue = Histogram(REQUEST_SECONDS)
-        self._inference = Histogram(REQUEST_SECONDS)
-        self._prefill = Histogram(REQUEST_SECONDS)
-        self._decode = Histogram(REQUEST_SECONDS)
-        self._prompt_length = Histogram(lengths)
-        self._answer_length = Histogram(lengths)
-        self._longest = Histogram(lengths)
-        self._max_tokens = Histogram(lengths)
-        self._computed = Histogram(lengths)
-        self._choices = Histogram(CHOICES)
-        self._preempted = Histogram((0, 1, 2, 5, 10))
-        self._step_tokens = Histogram(STEP_TOKENS)
-        self._step_seconds = Histogram(STEP_SECONDS)
+        # fmt: off
+        self._first_token = Histogram(FIRST_TOKEN_SECONDS,
+            "vllm:time_to_first_token_seconds time_to_first_token_seconds",
+            "Arrival to first token.")
+        self._between_tokens = Histogram(TOKEN_SECONDS,
+            "vllm:inter_token_latency_seconds vllm:time_per_output_token_seconds"
+            " time_per_output_token_seconds", "Time between tokens.")
+        self._per_token = Histogram(TOKEN_SECONDS, "vllm:request_time_per_output_token_seconds",
+            "Mean time between the tokens of a request.")
+        self._duration = Histogram(REQUEST_SECONDS,
+            "vllm:e2e_request_latency_seconds e2e_request_latency_seconds", "Arrival to end.")
+        self._queue = Histogram(REQUEST_SECONDS, "vllm:request_queue_time_seconds",
+            "Arrival to first step.")
+        self._inference = Histogram(REQUEST_SECONDS, "vllm:request_inference_time_seconds",
+            "First step to last token.")
+        self._prefill = Histogram(REQUEST_SECONDS, "vllm:request_prefill_time_seconds",
+            "First step to first token.")
+        self._decode = Histogram(REQUEST_SECONDS, "vllm:request_decode_time_seconds",
+            "First token to last.")
+        self._prompt_length = Histogram(lengths,
+            "vllm:request_prompt_tokens request_prompt_tokens", "Prompt tokens.")
+        self._answer_length = Histogram(lengths,
+            "vllm:request_generation_tokens request_generation_tokens", "Generated tokens.")
+        self._longest = Histogram(lengths, "vllm:request_max_num_generation_tokens",
+            "Generated tokens of the longest choice.")
+        self._max_tokens = Histogram(lengths, "vllm:request_params_max_tokens",
+            "The max_tokens asked for.")
+        self._computed = Histogram(lengths, "vllm:request_prefill_kv_computed_tokens",
+            "Prompt tokens that were computed.")
+        self._choices = Histogram(CHOICES, "vllm:request_params_n", "The n asked for.")
+        self._preempted = Histogram((0, 1, 2, 5, 10), "vllm:request_num_preemptions",
+            "Preemptions of a request.")
+        self._step_tokens = Histogram(STEP_TOKENS, "vllm:iteration_tokens_total",
+            "Tokens per step.")
+        self._step_seconds = Histogram(STEP_SECONDS, "headrace:step_seconds",
+            "Device time per step.")
 
-        self._success = Labelled("stop", "length", "abort", "error", "repetition")
-        self._refused = Labelled("overloaded", "invalid", "context", "unavailable")
-        self._failures = Labelled("death", "hang", "start", "step", "observer", "task", "thread")
-        self._sources = Labelled("local_compute", "local_cache_hit")
-        self._cached_sources = Labelled("device", "disk")
-        self._adapter_requests = Labelled(most=MOST_ADAPTERS)
-        self._adapter_tokens = Labelled(most=MOST_ADAPTERS)
+        self._success = Labelled("vllm:request_success", "finished_reason",
+            "Requests that ended, by reason.", "stop", "length", "abort", "error", "repetition")
+        self._refused = Labelled("vllm:admission_rejections", "reason",
+            "Requests turned away before any work.",
+            "overloaded", "invalid", "context", "unavailable")
+        self._failures = Labelled("headrace:failures", "kind", "Failures of the engine.",
+            "death", "hang", "start", "step", "observer", "task", "thread")
+        self._sources = Labelled("vllm:prompt_tokens_by_source", "source",
+            "Prompt tokens, by where their KV came from.", "local_compute", "local_cache_hit")
+        self._cached_sources = Labelled("vllm:prompt_tokens_cached_by_source", "source",
+            "Prompt tokens found in a cache, by tier.", "device", "disk")
+        self._adapter_requests = Labelled("headrace:adapter_requests", "adapter",
+            "Requests that ended, by adapter.", most=MOST_ADAPTERS)
+        self._adapter_tokens = Labelled("headrace:adapter_generation_tokens", "adapter",
+            "Generated tokens, by adapter.", most=MOST_ADAPTERS)
+        # fmt: on
         self._restarts = 0
         self._retried = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._generated_tokens = 0
         self._steps = self._pictures = self._denoising_steps = 0
-        self._sums = dict.fromkeys(SUMMED, 0.0)
-        self._since = {name: _Restarting() for name in SINCE_START}
+        self._sums = [0.0] * len(STEP)
+        self._since, self._latest = [0] * len(SINCE_START), [0] * len(SINCE_START)
         self.drafted = DraftMetrics()
         self._tier = TierMetrics()
         self._encodings: EncodingMetrics | None = None
@@ -135,10 +156,12 @@ class EngineMetrics(Collector):
         self._steps += 1
         self._step_tokens.observe(stats.tokens)
         self._step_seconds.observe(stats.seconds)
-        for name in SUMMED:
-            self._sums[name] += getattr(stats, name)
-        for name, counter in self._since.items():
-            counter.now(getattr(stats, name))
+        for place, (_, _, read) in enumerate(STEP):
+            self._sums[place] += read(stats)
+        for place, (_, _, count) in enumerate(SINCE_START):
+            value = count(stats)
+            self._since[place] += max(0, value - self._latest[place])
+            self._latest[place] = value
         if stats.tier is not None:
             self._tier.now(stats.tier)
         if stats.encodings is not None:
@@ -151,7 +174,7 @@ class EngineMetrics(Collector):
         self._denoising_steps += steps
 
     def tokens(self, life: RequestLife, count: int, now: float) -> None:
-        """Count `count` further tokens of one choice of a request, which came at `now`."""
+        """Count `count` further tokens of one choice of a request, received at `now`."""
         self._generated_tokens += count
         if not life.generated:
             life.first_token = now
@@ -201,7 +224,7 @@ class EngineMetrics(Collector):
         self._refused.add(reason)
 
     def retried(self) -> None:
-        """Count a request that is given to the successor of an engine that died with it."""
+        """Count a request that is resent to a new engine after its engine died."""
         self._retried += 1
 
     def failed(self, kind: str) -> None:
@@ -209,76 +232,63 @@ class EngineMetrics(Collector):
         self._failures.add(kind)
 
     def begun(self, *, after_failure: bool) -> None:
-        """Begin with a new engine process: its own counts start at zero."""
+        """Note a new engine process, whose own counts start at zero."""
         self._restarts += after_failure
         self._tier.restart()
         if self._encodings is not None:
             self._encodings.restart()
-        for counter in self._since.values():
-            counter.restart()
+        self._latest = [0] * len(SINCE_START)
 
     # Exposition
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families, as they are now."""
-        for kind, label, path, help_, names in TABLE:
-            if (found := _found(self, path)) is not None:
-                make = getattr(self._exposition, f"{kind}s" if label else kind)
-                yield from make(help_, *label, found, *names)
+        x, stats, ended = self._exposition, self.stats, self._success.values
+        waits = {"capacity": float(stats.waiting), "deferred": 0.0}
+        # fmt: off
+        yield from x.gauges("vllm:num_requests_waiting_by_reason",
+            "Sequences that wait, by reason.", "reason", waits)
+        yield from x.gauges("headrace:start_phase_seconds",
+            "Duration of each phase of the latest start.", "phase", self.phases)
+        for make, names, help_, value in (
+            (x.gauge, "vllm:num_requests_running num_requests_running",
+             "Sequences in work on the device.", stats.running),
+            (x.gauge, "vllm:num_requests_waiting num_requests_waiting",
+             "Sequences that wait to be worked on.", stats.waiting),
+            (x.gauge, "vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc gpu_cache_usage_perc",
+             "Share of the KV blocks in use, 0 to 1.", stats.kv_usage),
+            (x.gauge, "num_request_max", "Sequences that can run at once.", self.rows),
+            (x.gauge, "headrace:engine_up", "1 while requests are served.", self.up),
+            (x.gauge, "headrace:engine_heartbeat_age_seconds",
+             "Seconds since the step loop last reported.", self.heartbeat()),
+            (x.counter, "vllm:prompt_tokens prompt_tokens", "Prompt tokens.", self._prompt_tokens),
+            (x.counter, "vllm:prompt_tokens_cached", "Prompt tokens found in a cache.",
+             self._cached_tokens),
+            (x.counter, "vllm:generation_tokens generation_tokens", "Generated tokens.",
+             self._generated_tokens),
+            (x.counter, "request_success", "Requests answered in full.",
+             ended.get("stop", 0.0) + ended.get("length", 0.0)),
+            (x.counter, "request_failure", "Requests that ended with an error.",
+             ended.get("error", 0.0)),
+            (x.counter, "headrace:engine_restarts", "Starts of the engine after a failure.",
+             self._restarts),
+            (x.counter, "headrace:requests_retried",
+             "Requests given to the next engine, unread, when theirs had died.", self._retried),
+            (x.counter, "headrace:steps", "Steps.", self._steps),
+            (x.counter, "headrace:pictures", "Finished pictures.", self._pictures),
+            (x.counter, "headrace:denoising_steps", "Steps of finished pictures.",
+             self._denoising_steps),
+        ):
+            yield from make(names, help_, value)
+        # fmt: on
+        rows = zip((*STEP, *SINCE_START), (*self._sums, *self._since), strict=True)
+        for (names, help_, _), total in rows:
+            yield from x.counter(names, help_, total)
+        for owner in (self, self.drafted):
+            yield from x.instruments(owner)
+        split = SplitMetrics(stats.split) if stats.split else None
+        for part in (self._tier, self._encodings, split):
+            if part is not None:
+                yield from (*x.instruments(part), *part.numbers(x))
         if self.cache_config:
-            yield from self._exposition.info(
-                "The KV pool.", "vllm:cache_config_info", self.cache_config
-            )
-
-    @property
-    def _age(self) -> float:
-        return self.heartbeat()
-
-    @property
-    def _waiting_by_reason(self) -> dict[str, float]:
-        return {"capacity": float(self.stats.waiting), "deferred": 0.0}
-
-    @property
-    def _good(self) -> float:
-        return sum(self._success.values.get(name, 0.0) for name in ("stop", "length"))
-
-    @property
-    def _bad(self) -> float:
-        return self._success.values.get("error", 0.0)
-
-    @property
-    def _split_prompts(self) -> Labelled | None:
-        """Prompts by their end; counts restart with the engine's process."""
-        if self.stats.split is None:
-            return None
-        prompts = Labelled()
-        for end in ("brought", "declined", "failed", "left", "here", "computed", "refused"):
-            prompts.add(end, getattr(self.stats.split, end))
-        return prompts
-
-
-def _found(metrics: EngineMetrics, path: list[str]) -> Any:
-    """Return what a path leads to; None if the engine has no such part."""
-    found: Any = metrics
-    for name in path:
-        if found is None:
-            return None
-        found = found[name] if isinstance(found, dict) else getattr(found, name)
-    return found
-
-
-class _Restarting:
-    """A total over engine processes that each count from 0."""
-
-    __slots__ = ("_latest", "total")
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._latest = 0
-
-    def now(self, value: int) -> None:
-        self.total += max(0, value - self._latest)
-        self._latest = value
-
-    def restart(self) -> None:
-        self._latest = 0
+            yield from x.info("vllm:cache_config_info", "The KV pool.", self.cache_config)

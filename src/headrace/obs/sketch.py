@@ -1,8 +1,8 @@
-"""Quantiles of the last seconds: a histogram with bins of equal ratio, counted for ever.
+"""Quantiles of the last seconds: a histogram with bins of equal ratio, never reset.
 
-Bins grow by a fixed factor, so a quantile is right to within half of it whatever the scale (the
-idea of DDSketch). Counts are never reset: a window is the difference of two snapshots. Any number
-of readers can thus have windows of their own, and counting costs one logarithm.
+Bins grow by a fixed factor, so a quantile is accurate to within half of it at any scale (the idea
+of DDSketch). Counts are never reset: a window is the difference of two snapshots. So any number of
+readers can have their own windows, and counting costs one logarithm.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Sketch:
 def quantiles(later: Sequence[int], earlier: Sequence[int], *shares: float) -> list[float] | None:
     """Return the quantiles, in seconds, of the values between two snapshots; None without any.
 
-    A quantile is the geometric middle of its bin: at most 2 % off.
+    A quantile is the geometric mean of its bin's bounds: at most 2 % off.
     """
     counts = [new - old for new, old in zip(later, earlier, strict=True)]
     total = sum(counts)

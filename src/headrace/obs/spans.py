@@ -1,12 +1,12 @@
 """OpenTelemetry traces of requests: HTTP exchange → request → queue, prefill, decode.
 
 Off unless an endpoint is given. Then this module imports the SDK (extra `telemetry`) and sends OTLP
-over HTTP from a thread of its own, in batches. It drops spans when its queue is full, so a
-collector that is slow or gone costs nothing but its spans. Names follow OpenTelemetry's conventions
-for generative AI. No span holds a word of a prompt or an answer.
+over HTTP in batches, from its own thread. It drops spans when its queue is full, so a slow or lost
+collector costs only its spans. Names follow OpenTelemetry's conventions for generative AI. No span
+holds a word of a prompt or an answer.
 
-Times of queue, prefill and decode are known when a request has ended (`RequestLife`). Its spans are
-written then, with the true times of the phases.
+The times of queue, prefill and decode are known when a request has ended (`RequestLife`). Its spans
+are written then, with these times.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OPERATIONS = {
 
 
 class Spans:
-    """Writer of the spans of one server. Every method is cheap and cannot wait for the network."""
+    """Writer of the spans of one server. Every method is cheap and never waits for the network."""
 
     def __init__(self, endpoint: str, *, exporter: Any = None, batch_seconds: float = 2.0) -> None:
         """Connect to `endpoint`: base URL of an OTLP collector, such as `http://collector:4318`.
@@ -115,7 +115,7 @@ class Spans:
         span.end(at(ended))
 
     def close(self, seconds: float = 2.0) -> None:
-        """Send the remaining spans, but try no longer than this."""
+        """Send the remaining spans; give up after `seconds`."""
         # The provider's own shutdown retries a dead collector for half a minute.
         end = threading.Thread(target=self._provider.shutdown, daemon=True)
         end.start()
@@ -179,7 +179,7 @@ def attributes(
 
 
 def _clock() -> Callable[[float], int]:
-    """Make a converter from `time.monotonic()` to nanoseconds of the epoch."""
+    """Make a converter from `time.monotonic()` to nanoseconds since 1970."""
     shift = time.time_ns() - time.monotonic_ns()
     return lambda moment: int(moment * 1e9) + shift
 

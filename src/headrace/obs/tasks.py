@@ -1,10 +1,10 @@
-"""The tasks of an event loop; none of them ends unseen.
+"""The tasks of an event loop; none ends unnoticed.
 
 An `asyncio.Task` whose exception is not awaited is silent until it is collected. Every task that
 outlives the function which starts it is started here. An end by an error is logged with its stack
-and counted under its name. A probe shows a task that should run for ever, for as long as nothing
-runs in its place. (A function that awaits its own futures to their end may make them with
-`asyncio.ensure_future`; `tests/test_architecture.py` holds both.)
+and counted under its name. A probe reports a permanent task as long as it is down and nothing runs
+in its place. (A function that awaits its own futures to their end may make them with
+`asyncio.ensure_future`; `tests/test_architecture.py` checks both rules.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LONGEST_PAUSE = 30.0
 
 
 def ended(*down: Mapping[str, str]) -> str:
-    """Describe the tasks and threads that do not run, and why not; empty if all run."""
+    """Describe the tasks and threads that do not run, with the reasons; empty if all run."""
     return "; ".join(f"{name} does not run: {why}" for one in down for name, why in one.items())
 
 
@@ -36,13 +36,13 @@ class TaskWatch:
         self.failures: Counter[str] = Counter()
         """Ends by an exception, by the name of the task."""
         self.down: dict[str, str] = {}
-        """Tasks that do not run and should: name → error that ended them."""
+        """Tasks that should run but do not: name → error that ended them."""
         self._on_failure = on_failure
 
     def keep(
         self, name: str, work: Callable[[], Awaitable[None]], *, pause: float = FIRST_PAUSE
     ) -> asyncio.Task[None]:
-        """Run `work()`, and again after a pause whenever it raises; done when it returns.
+        """Run `work()`, again after a pause whenever it raises, until it returns.
 
         The pause doubles up to `LONGEST_PAUSE`, and starts over after a run longer than that.
         Meanwhile the task is `down`. Cancel the task to end it.
@@ -59,8 +59,8 @@ class TaskWatch:
     def errand(self, name: str, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Run `work`, which ends by itself.
 
-        An error in it is counted, and nothing is `down`. A `HeadraceError` is the caller's answer,
-        and not even counted.
+        An error in it is counted, but the task is not `down`. A `HeadraceError` is the caller's
+        answer and not counted.
         """
         task = asyncio.get_running_loop().create_task(work, name=f"headrace-{name}")
         task.add_done_callback(lambda done: self._done(name, done))
@@ -73,7 +73,7 @@ class TaskWatch:
             try:
                 await work()
                 return
-            except Exception as fault:  # noqa: BLE001 - whatever it was, the task goes on
+            except Exception as fault:  # noqa: BLE001 - the task goes on after any error
                 self.note(name, fault)
             if loop.time() - begun > LONGEST_PAUSE:
                 wait = pause

@@ -1,10 +1,10 @@
-"""The threads of a process; none of them ends unseen.
+"""The threads of a process; none ends unnoticed.
 
 Python prints the exception that ends a thread and goes on without it. Every thread that outlives
 the function which starts it is started here: an error in it is logged with its stack and counted
-under its name. A thread that should run for ever runs again after a pause. Meanwhile it is `down`,
-which a probe shows. A message that fails is skipped, and those after it are served
-(`ThreadWatch.skipping`). `tests/test_architecture.py` holds that no thread is started elsewhere.
+under its name. A permanent thread is restarted after a pause. Meanwhile it is `down`, which a probe
+shows. A message that fails is skipped, and later ones are served (`ThreadWatch.skipping`).
+`tests/test_architecture.py` checks that no thread is started elsewhere.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .tasks import FIRST_PAUSE, LONGEST_PAUSE
 
 log = logging.getLogger("headrace.threads")
 QUIET_SECONDS = 1.0
-"""Time after a line of a thread's error in which its further errors are only counted: a peer that
-sends nothing else fills no disk."""
+"""Seconds after a logged error in which a thread's further errors are only counted, so that a bad
+peer cannot fill the disk."""
 
 
 class ThreadWatch:
@@ -40,11 +40,11 @@ class ThreadWatch:
 
     @property
     def down(self) -> dict[str, str]:
-        """Threads that do not run and should: name → error that ended them."""
+        """Threads that should run but do not: name → error that ended them."""
         return dict(list(self._down.values()))
 
     def news(self) -> tuple[list[str], dict[str, str]] | None:
-        """Return the failures' names since the last call and `down` threads; None if unchanged."""
+        """Return new failures' names and `down` threads; None if unchanged since the last call."""
         with self._lock:
             now = Counter(self.failures), self.down
             before, self._told = self._told, now
@@ -55,19 +55,19 @@ class ThreadWatch:
     def keep(
         self, name: str, work: Callable[[], object], *, pause: float = FIRST_PAUSE
     ) -> threading.Thread:
-        """Run `work()` in a daemon thread, and again after a pause whenever it raises.
+        """Run `work()` in a daemon thread, again after a pause whenever it raises.
 
         It ends when `work` returns; the pause is that of `TaskWatch.keep`. Raises `RuntimeError` if
-        the system has no thread to give.
+        the system refuses a thread.
         """
         return self._started(name, self._kept, name, work, pause)
 
     def errand(
         self, name: str, work: Callable[..., object], *given: Any
     ) -> threading.Thread | None:
-        """Run `work(*given)`, which ends by itself, in a daemon thread; an error in it is counted.
+        """Run `work(*given)`, which ends by itself, in a daemon thread; count an error in it.
 
-        None: the system has no thread to give, which is counted too.
+        Returns None if the system refuses a thread, which is counted too.
         """
         try:
             return self._started(name, self._once, name, work, *given)
@@ -77,7 +77,7 @@ class ThreadWatch:
 
     @contextmanager
     def skipping(self, name: str) -> Iterator[None]:
-        """Count and log an error in one message, and let the thread go on with the next."""
+        """Count and log an error in one message; continue with the next one."""
         try:
             yield
         except Exception as fault:  # noqa: BLE001 - whatever it was, others are served

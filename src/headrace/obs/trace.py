@@ -1,7 +1,7 @@
 """The current task's span, if traces are on.
 
 A context variable: a request passes from the HTTP layer to the engine by plain calls in one task
-(and in tasks made from it), and no call between them has to know of traces.
+and its child tasks, and the calls between need not know of traces.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ outputs there. Standard input then carries numbers of runs to stop; its end is t
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -110,6 +111,8 @@ def main() -> None:
     except (MemoryError, HeadraceError, ValueError) as error:
         return _say(_refused(error))
     memory = max(0, _kilobytes(status, "VmHWM") - begun) << 10
+    gc.collect()
+    gc.freeze()  # Between two frames there is little to look through.
     for lane in lanes:
         lane.open(program)
     _say(ChildSaid(memory=memory, seconds=seconds))

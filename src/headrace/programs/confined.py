@@ -242,9 +242,10 @@ class ConfinedProgram(MeasuredProgram):
         length = own.region.put(feed, RunHead([], seed=seed, seconds=seconds))
         self._write(own.orders, length, number)
 
-    def finish(self, lane: int) -> dict[str, Array]:
-        """Return the outputs of a run that has ended. Raises the run's error, and `EngineDead` if
-        the child has ended, or answers what no program does."""
+    def finish(self, lane: int, *, keep: bool = False) -> dict[str, Array]:
+        """Return the outputs of a run that has ended. `keep`: the region keeps its memory, however
+        large, for the next run. Raises the run's error, and `EngineDead` if the child has ended, or
+        answers what no program does."""
         own = self._lanes[lane]
         message = receive(own.answers)
         if message is None:
@@ -262,7 +263,12 @@ class ConfinedProgram(MeasuredProgram):
             name, text, param, code = (f"{one:.2000}" for one in (head.error + [""] * 4)[:4])
             raise _ERRORS.get(name, EngineFault)(text, param=param or None, code=code or None)
         finally:
-            own.region.clear(head.end)
+            if not keep:
+                own.region.clear(head.end)
+
+    def relieve(self, lane: int) -> None:
+        """Give back the memory of a lane without a run."""
+        self._lanes[lane].region.clear(self._size)
 
     def processor_ns(self) -> int:
         return self._processor_ns

@@ -11,15 +11,13 @@ import os
 import tempfile
 from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from ..base.errors import InvalidRequest, ModelFileError
 from ..base.foreign import msgpack_reader
-from .inspection import ELEMENTS
-from .rows import Array, Feed
+from .rows import KINDS, NAMES, Array, Feed
 
 HEAD = 1 << 20
 """Bytes for the head."""
@@ -99,16 +97,16 @@ class Region:
                 held = f"{self.size - HEAD:,} bytes of a run's inputs and outputs"
                 why = f"{name:.80} has {value.nbytes:,} bytes; there is room for {held}"
                 raise InvalidRequest(f"it cannot run on these inputs: {why}", param="inputs")
-            head.tensors.append(SharedTensor(name, value.dtype.name, list(value.shape), at))
-            flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-            self._bytes[at : at + value.nbytes] = flat
+            head.tensors.append(SharedTensor(name, NAMES[value.dtype], list(value.shape), at))
+            room = self._bytes[at : at + value.nbytes].view(value.dtype)
+            room[:] = value.reshape(-1)
             at += value.nbytes
         head.end = at
         told = msgspec.msgpack.encode(head)
         if len(told) > HEAD:
             why = f"the names and shapes of a run have {len(told):,} bytes"
             raise InvalidRequest(f"it cannot run on these inputs: {why}", param="inputs")
-        self._bytes[: len(told)] = np.frombuffer(told, np.uint8)
+        self._map[: len(told)] = told
         return len(told)
 
     def get(self, length: int) -> tuple[RunHead, dict[str, Array]]:
@@ -116,7 +114,7 @@ class Region:
         try:
             if not 0 < length <= HEAD:
                 raise ValueError
-            head = _head(self._bytes[:length].tobytes())
+            head = _head(self._map[:length])
             found = [self._view(one) for one in head.tensors]
             # Views of the same bytes would be copied to more than the region holds.
             if sum(one.nbytes for one in found) > self.size - HEAD:
@@ -126,9 +124,9 @@ class Region:
             raise ModelFileError("the process of a program answers what no program does") from None
 
     def _view(self, told: SharedTensor) -> Array:
-        if told.type not in ELEMENTS or any(dim < 0 for dim in told.shape):
+        kind = KINDS.get(told.type)
+        if kind is None or min(told.shape, default=0) < 0:
             raise ValueError
-        kind: np.dtype[Any] = np.dtype(told.type)
         size = prod(told.shape) * kind.itemsize
         if not HEAD <= told.at <= self.size - size:
             raise ValueError

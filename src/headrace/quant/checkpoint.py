@@ -24,11 +24,11 @@ from .schemes import Scheme
 
 Host = npt.NDArray[Any]
 Tensors = Mapping[str, Host]
-"""Arrays by suffix; bf16 as its bits in uint16, as `StoredTensor.read` gives it."""
+"""Arrays by suffix; bf16 as its bits in uint16, as `StoredTensor.read` returns it."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 MAX_GROUP = 128
-"""Longest group that a `PackedWeight` gets: longer ones are split, their scale repeated."""
+"""Longest group of a `PackedWeight`: longer ones are split, their scale repeated."""
 
 
 class Layout(NamedTuple):
@@ -137,7 +137,7 @@ def _fields(packed: Host, bits: int, order: tuple[int, ...] | None = None) -> Ho
     """Extract fields of int32 words, low bits first, along the last axis: [r, c] → [r, c · 32 /
     bits].
 
-    `order[i]` is the place, among the values of its word, of the field at i.
+    `order[i]` is the index, among the values of its word, of the field at i.
     """
     if packed.dtype != np.int32:
         raise ModelFileError(f"packed codes must be int32, not {packed.dtype}")

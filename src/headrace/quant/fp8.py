@@ -1,10 +1,10 @@
 """Loader of the fp8 matrices of safetensors checkpoints into `Fp8Weight`s, as they are stored.
 
-w = data · scale, with e4m3 `data`. Three granularities, distinguished by the scale's own shape,
-which must be the one that the config promised: one for the tensor, one per output row, one per
-block of 128 x 128 (DeepSeek-V3, 2024). The block's scale is called `weight_scale_inv` there; it
-multiplies all the same. Stored scales of activations (`input_scale`) are not read: kernels measure
-each row. Torch-free: bytes stand for the numbers.
+w = data · scale, with e4m3 `data`. There is one scale for the tensor, one per output row, or one
+per block of 128 x 128 (DeepSeek-V3, 2024). The scale's own shape distinguishes them; it must be the
+one that the config promised. The block's scale is called `weight_scale_inv` there; it multiplies
+all the same. Stored scales of activations (`input_scale`) are not read: kernels measure each row.
+Torch-free: bytes stand for the numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..kernels.arrays import floats
 from ..kernels.weights import FP8_BLOCK, Fp8Weight
 
 MOST = 2.0**100
-"""Bound of a scale: with a byte of 448 and 256 times the kernels' own it stays finite."""
+"""Bound of a scale: multiplied by a byte of 448 and 256 times the kernels' own, it stays finite."""
 SCALES = ("weight_scale", "weight_scale_inv")
 
 
@@ -43,7 +43,7 @@ def fp8_weight(tensors: Mapping[str, npt.NDArray[Any]], strategy: str, name: str
         "block": (-(-out // FP8_BLOCK), -(-width // FP8_BLOCK)),
     }
     wanted = shapes[strategy]
-    # A scalar, [1] and [out] are written too.
+    # Files also have a scalar, [1] or [out] here.
     if stored.size != wanted[0] * wanted[1] or (stored.ndim == 2 and stored.shape != wanted):
         raise ModelFileError(
             f"{name}: {found[0]} has shape {list(stored.shape)}; {list(wanted)} is needed for "

@@ -4,7 +4,7 @@ Every format is w = scale · (code - zero) or w = scale · code + offset over gr
 values; the two-level "K" formats store scales as small integers times one fp16 number per 256
 values. Codes and scales together have at most 24 significant bits, so every product here is exact
 in fp32. Only the last addition of the formats with an offset rounds: the result is the same, bit
-for bit, in whatever order it is computed. Source: the block structures of ggml-quants.
+for bit, in any order of computation. Source: the block structures of ggml-quants.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def dequantise(weight: BlockWeight, dtype: torch.dtype = torch.float32) -> torch
 
 
 def format_of(kind: str) -> Format:
-    """Return the format of a ggml type name. Raises `UnsupportedModel` for a type that is not
-    read."""
+    """Return the format of a ggml type name. Raises `UnsupportedModel` for an unsupported
+    type."""
     if kind not in FORMATS:
         raise UnsupportedModel(
             f"GGUF tensor type {kind} is not supported; supported: F32, F16, BF16, "

@@ -66,4 +66,4 @@ QUANTISED = (
     "IQ4_NL", "IQ4_XS",
 )  # fmt: skip
 SUPPORTED = (*DENSE, *QUANTISED)
-"""Types that Headrace reads as weights; the others are known only by their size."""
+"""Types that Headrace reads as weights; of the others it knows only the size."""

@@ -93,7 +93,7 @@ def _compressed(fields: Fields) -> Scheme | None:
     if layout == NVFP4_FORMAT:
         return _nvfp4(Fields(weights, "config.json weights"))
     if activations is not None and layout != "float-quantized":
-        # Activations quantised on the fly are the kernels' own affair; stored scales are not read.
+        # Kernels quantise activations on the fly by themselves; stored scales are not read.
         Fields(activations, "config.json input_activations").expect("dynamic", True)
     fields = Fields(weights, "config.json weights")
     if layout == "float-quantized":
@@ -131,7 +131,7 @@ def _compressed_fp8(fields: Fields, activations: Mapping[str, Any] | None) -> Sc
     if strategy == "block":
         fields.expect("block_structure", [FP8_BLOCK, FP8_BLOCK], "128x128")
     if activations is not None:
-        # By row or block on the fly, or by one stored scale: either way kernels measure each row.
+        # Per row or block on the fly, or one stored scale: in each case kernels measure each row.
         Fields(activations, "config.json input_activations").word("type", ("float",))
     return Scheme("fp8", 8, None, strategy=strategy)
 

@@ -71,6 +71,8 @@ def _string(text: str) -> bytes:
 def is_imatrix(path: Path) -> bool:
     """Return whether a file begins like a GGUF."""
     try:
+        if not path.is_file():
+            return False  # To open a pipe waits for its writer.
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:

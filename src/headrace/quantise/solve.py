@@ -151,7 +151,8 @@ class Solver:
                     change = (better - found[at]) * scales[group]
                     found[at] = better
                     off[at] += change
-                    pull += square[:, number, None] * change
+                    later = slice(number + 1, None)  # No other row is read again.
+                    pull[later] += square[later, number, None] * change
         return np.ascontiguousarray(found.T), grid
 
     def _rescaled(self, off: Floats, codes: Floats, grid: Grid) -> Grid:

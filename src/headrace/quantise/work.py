@@ -124,7 +124,7 @@ class WorkFolder:
             if about.get(what) != digest:
                 raise InvalidRequest(
                     f"{self.path} holds a run with another {what} ({str(about.get(what))[:12]}…, "
-                    f"now {digest[:12]}…); delete it, or choose another folder with --work",
+                    f"now {digest[:12]}…); delete it, or name another result with --out",
                     param=what,
                 )
         for name, digest in files.items():

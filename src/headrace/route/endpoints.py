@@ -1,8 +1,8 @@
 """The pods of a Kubernetes service, by its EndpointSlices: listed once, then watched.
 
-The API is asked as the pod's service account, whose token is read again for every question (it is
-replaced while a pod runs). An answer is bounded in bytes; a watch that ends or breaks goes on from
-the last version, or from a new list where the API has forgotten it. Needed rights: get, list and
+The API is called as the pod's service account. Its token is replaced while a pod runs, so it is
+read again for every call. An answer is bounded in bytes. A watch that ends or breaks goes on from
+the last version, or from a new list if the API has forgotten it. Needed rights: get, list and
 watch of `endpointslices` in `discovery.k8s.io`.
 """
 
@@ -31,16 +31,16 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 WATCH_SECONDS = 300
 """Seconds after which the API ends a watch."""
 ANSWER_SECONDS, LIST_SECONDS = 10.0, 60.0
-"""Longest silence of an answer, and time of a whole list."""
+"""Maximum seconds of silence in an answer, and of a whole list."""
 SILENT = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""Options of a connection: a watch may be silent, and an API that has gone says no word of it."""
+"""Options of a connection: a watch may be silent, and an API that is gone sends no notice."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Seconds before the API is asked again; each further failure doubles them."""
+"""Seconds before the API is called again; each further failure doubles them."""
 MOST_LIST, MOST_EVENT = 4 << 20, 1 << 20
 """Bytes of a list and of one event; 1,000 endpoints take 600 kB."""
 MOST_SLICES = 256
@@ -52,7 +52,7 @@ _SERVICE = re.compile(
 
 
 class ApiRefused(HeadraceError):
-    """Failure: the API's answer is no list and no watch."""
+    """Failure: the API's answer is neither a list nor a watch."""
 
 
 class Stale(Exception):
@@ -135,10 +135,10 @@ class ClusterApi:
     async def get(
         self, path: str, words: dict[str, Any], seconds: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Ask; give the parts of the answer. `seconds`: longest silence. Raises `ApiRefused`,
-        `Stale`, `OSError` and httpx's errors."""
+        """Send a GET request; yield the parts of the answer. `seconds`: longest silence. Raises
+        `ApiRefused`, `Stale`, `OSError` and httpx's errors."""
         headers = {"authorization": f"Bearer {self._token()}", "accept-encoding": "identity"}
-        # No proxy and no redirection gets the token.
+        # No proxy and no redirect may get the token.
         async with (
             httpx.AsyncClient(
                 transport=httpx.AsyncHTTPTransport(
@@ -174,7 +174,7 @@ class Endpoints:
         self._slices: dict[str, tuple[str, list[str]]] = {}
         """Name of a slice → its family and the URLs of its ready pods."""
         self._heard = False
-        """Whether the last watch told an event before it broke."""
+        """Whether the last watch reported an event before it broke."""
 
     async def watch(self, found: Found) -> None:
         wait = FIRST_PAUSE
@@ -185,7 +185,7 @@ class Endpoints:
                 self._tell(found)
                 while True:
                     version = await self._followed(version, found)
-                    wait = FIRST_PAUSE  # Not before: a list whose watch fails is asked less often.
+                    wait = FIRST_PAUSE  # Only now: after a failed watch, list less often.
                     await asyncio.sleep(FIRST_PAUSE)
             except Stale:
                 wait = FIRST_PAUSE if self._heard else wait
@@ -197,19 +197,19 @@ class Endpoints:
             wait = min(LONGEST_PAUSE, 2 * wait)
 
     async def _listed(self) -> str:
-        """Take the whole list; return its version."""
+        """Read the whole list; return its version."""
         body = bytearray()
         async with self._cluster.get(self._path, self._words, ANSWER_SECONDS) as parts:
             async for part in parts:
                 body += part
                 if len(body) > MOST_LIST:
                     raise ApiRefused(f"the API's list has more than {MOST_LIST} bytes")
-        told = _list(body)
+        listed = _list(body)
         self._slices = {
             one.metadata.name: (one.addressType, self._urls(one))
-            for one in (told.items or ())[:MOST_SLICES]
+            for one in (listed.items or ())[:MOST_SLICES]
         }
-        return told.metadata.resourceVersion
+        return listed.metadata.resourceVersion
 
     async def _followed(self, version: str, found: Found) -> str:
         """Follow changes after a version until the API ends the watch; return the last version."""
@@ -243,17 +243,17 @@ class Endpoints:
             if status.code == 410:
                 raise Stale
             raise ApiRefused(f"the API ends the watch: {status.code} {status.message:.100}")
-        told = _slice(bytes(event.object))
+        changed = _slice(bytes(event.object))
         if event.type == "DELETED":
-            self._slices.pop(told.metadata.name, None)
+            self._slices.pop(changed.metadata.name, None)
         elif event.type in ("ADDED", "MODIFIED"):
-            self._slices[told.metadata.name] = told.addressType, self._urls(told)
+            self._slices[changed.metadata.name] = changed.addressType, self._urls(changed)
             if len(self._slices) > MOST_SLICES:
                 raise ApiRefused(f"the service has more than {MOST_SLICES} slices")
-        return told.metadata.resourceVersion
+        return changed.metadata.resourceVersion
 
     def _tell(self, found: Found) -> None:
-        """Tell the addresses of ready pods: of one family, IPv4 where there is one."""
+        """Report the addresses of ready pods, all of one family: IPv4 if there is one."""
         here = {family for family, _ in self._slices.values()}
         chosen = "IPv4" if "IPv4" in here else "IPv6"
         urls = dict.fromkeys(
@@ -270,7 +270,7 @@ class Endpoints:
             if state.ready is False or state.terminating or not endpoint.addresses:
                 continue
             address = endpoint.addresses[0]  # Consumers use the first, as the API says.
-            # Nothing of a cluster is reached on this pod's own loopback.
+            # On this pod's own loopback there is nothing of the cluster.
             if host := usable(address, loopback=False):
                 found.append(f"http://{host}:{port}")
         return found[:MOST_SERVERS]
@@ -294,13 +294,13 @@ def cluster_source(text: str) -> Endpoints:
         raise OptionError(
             f"{text[:100]!r} is not k8s://[NAMESPACE/]SERVICE[:PORT]", param="servers"
         )
-    told = cluster_address()
-    if told is None:
+    address = cluster_address()
+    if address is None:
         raise OptionError(
             "k8s:// works in a pod: no KUBERNETES_SERVICE_HOST is set here", param="servers"
         )
-    host = f"[{told[0]}]" if ":" in told[0] else told[0]
-    cluster = ClusterApi(f"https://{host}:{told[1]}", ACCOUNT)
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    cluster = ClusterApi(f"https://{host}:{address[1]}", ACCOUNT)
     namespace = found["namespace"] or cluster.namespace
     if not re.fullmatch(NAME, namespace):
         raise OptionError(f"{namespace!r:.80} is no namespace", param="servers")

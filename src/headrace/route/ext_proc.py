@@ -103,9 +103,9 @@ def read(data: bytes) -> Processing:
     ends = part not in (Part.REQUEST_TRAILERS, Part.RESPONSE_TRAILERS) and inner.end_of_stream
     modes = None
     if message.HasField("protocol_config"):
-        told = message.protocol_config
+        config = message.protocol_config
         try:
-            modes = BodyMode(told.request_body_mode), BodyMode(told.response_body_mode)
+            modes = BodyMode(config.request_body_mode), BodyMode(config.response_body_mode)
         except ValueError:
             raise MalformedMessage("a body mode is unknown") from None
     body = inner.body if has_body else b""
@@ -163,7 +163,7 @@ def refused(status: int, headers: Mapping[str, str], body: bytes, details: str) 
 
 
 def asked_health(data: bytes) -> str:
-    """Read the name of the service whose health is asked for. Raises `MalformedMessage`."""
+    """Read the name of the service whose health is queried. Raises `MalformedMessage`."""
     return str(parsed("HealthCheckRequest", data).service)
 
 

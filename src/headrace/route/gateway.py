@@ -72,13 +72,13 @@ TRIES = 3
 MIGRATIONS = 2
 """Replica deaths that one stream survives: a request that kills replicas ends here."""
 ELSEWHERE = (502, 503, 504)
-"""Statuses after which another replica is asked."""
+"""Statuses after which another replica is tried."""
 MOST_SENT = 256 * 2**20
 """Bytes of the events kept for migrations, over all streams."""
 ROOM = 4096
 """Bytes of them for which room is taken at a time."""
 ANSWER_SECONDS = 600.0
-"""Longest silence of a replica in seconds. Our servers begin a stream within 15 s and never pause
+"""Maximum seconds of silence of a replica. Our servers begin a stream within 15 s and never pause
 longer. A response that is not streamed is silent until complete, and clients wait ten minutes for
 it."""
 
@@ -124,7 +124,7 @@ class Gateway:
         self.replicas: list[Replica] = []
         """Replicas that requests go to; sources may name others while the gateway runs."""
         self.sources: list[ServerSource] = []
-        """Sources of replicas that may come and go, as they are shown."""
+        """Sources of replicas that may join and leave, as the status shows them."""
         self.times = RouteMeter(self.meter.registry, self.replicas)
         for one in replicas:
             self.admit(one)
@@ -139,7 +139,7 @@ class Gateway:
         self.times.admit(replica)
 
     def dismiss(self, replica: Replica) -> None:
-        """Forget a replica, which has no request in work."""
+        """Forget a replica without requests in work."""
         self.replicas.remove(replica)
         self.times.dismiss(replica)
         replica.connections.abort()
@@ -173,7 +173,7 @@ class Gateway:
                 await self._health(path, send)
             elif path == "/metrics":
                 self._check_operator(scope)
-                # Of a thousand servers it takes a second of computing: not in the event loop.
+                # With a thousand servers this computes for a second: not in the event loop.
                 text = await asyncio.to_thread(self._metrics)
                 await _reply(send, 200, text, CONTENT_TYPE_PLAIN_0_0_4.encode())
             elif path == "/":
@@ -207,8 +207,8 @@ class Gateway:
         return generate_latest(meter.registry)
 
     async def _say_about(self, scope: Scope, send: Send) -> None:
-        """Describe the gateway as JSON, or as a page for browsers. If there is a key, only its
-        holders see the replicas."""
+        """Describe the gateway as JSON, or as a page for browsers. If there is a key, only a
+        request with it gets the replicas."""
         shown = True
         try:
             self._check_operator(scope)
@@ -220,7 +220,7 @@ class Gateway:
         elif shown:
             page = await asyncio.to_thread(status.page_of, self)
             await _reply(send, 200, page, status.KIND, list(status.SAFE))
-        else:  # A browser asks for the key, as the password of any name.
+        else:  # A browser asks its user for the key, as the password of any name.
             asks = [(b"www-authenticate", b'Basic realm="the key of --key-file, as password"')]
             body = encode(error_body(Unauthorised("the list of servers needs the operator's key")))
             await _reply(send, 401, body, b"application/json", asks)
@@ -273,7 +273,7 @@ class Gateway:
         names, read = await self.look(path, body, headers)
         migrates = self._migrate and bool(read.stream)
         if migrates and read.seed is None:
-            # At its end: of two fields with one name the last one counts.
+            # Appended at the end: of two fields with one name the last one counts.
             end = body.rindex(b"}")
             body[end:end] = b',"seed":%d' % random.getrandbits(31)
         await self._pass(Asked(path, head_of(scope), body, names.keys, migrates), exchange)
@@ -324,8 +324,7 @@ class Gateway:
                     replica.failed()
                     self.times.count("lost", replica)
                     if not exchange.begun:
-                        # A request on which one replica was silent for so long is not tried on
-                        # another.
+                        # If a replica was silent for so long, the request is not tried on another.
                         if last or isinstance(lost, ReplicaSilent) or not self._others(tried):
                             raise
                         continue
@@ -404,6 +403,7 @@ class _Exchange:
                     if resume is not None:
                         raise ReplicaLost("the replica's event does not end")
                     self._forget()
+                if not self.resumable and resume is None:  # From now on parts pass as they come.
                     data, rest = data + rest, b""
             if data:
                 await self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -419,7 +419,7 @@ class _Exchange:
         self.sent += data
         lacking = len(self.sent) - self._room
         try:
-            if lacking > 0:  # In steps: each take costs 2 µs.
+            if lacking > 0:  # In larger steps, because each take costs 2 µs.
                 self._all.take(self._held, max(lacking, ROOM))
                 self._room += max(lacking, ROOM)
         except Overloaded:

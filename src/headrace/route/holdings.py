@@ -23,14 +23,14 @@ log = logging.getLogger("headrace.route")
 AGAIN_SECONDS = 1.0
 """Pause after a connection ended."""
 OTHERS_SECONDS = 30.0
-"""Pause after a server that reports nothing: another product, or one that needs an operator's
+"""Pause after a server that reports nothing: another product, or a server that needs an operator's
 key."""
 SILENT_SECONDS = 60.0
 """Longest silence. Our servers send something, if only a comment, several times a minute."""
 MOST_PREFIX_EVENT = 1 << 20
-"""Bytes of one event: 4,096 keys take 90 kB."""
+"""Maximum bytes of one event: 4,096 keys take 90 kB."""
 MOST_TOLD = 1 << 22
-"""Hashes that one connection may report as held and not yet as gone: 600 MB of this process."""
+"""Hashes that one connection may report as held and not as gone: 600 MB of this process."""
 
 
 class _PrefixEvent(msgspec.Struct):
@@ -45,7 +45,7 @@ _PREFIX_EVENT = json_reader(_PrefixEvent)
 async def follow(replica: Replica, policy: PrefixAffinity, key: str = "") -> None:
     """Pass the replica's reports to the policy, for as long as the gateway runs.
 
-    `key`: an operator's key of the replica's, where it asks for keys.
+    `key`: an operator's key of the replica, if it requires keys.
     """
     refused = 0
     await forget(replica, policy)  # This task may have been restarted after a fault.
@@ -93,13 +93,13 @@ async def _listen(replica: Replica, policy: PrefixAffinity, key: str) -> int:
                 _, found, data = event.partition(b"data: ")
                 if not found:
                     continue
-                told = _read(data)
-                held += len(told.held) - len(told.gone)
+                report = _read(data)
+                held += len(report.held) - len(report.gone)
                 if held > MOST_TOLD:
                     raise ReplicaLost(f"the replica reports more than {MOST_TOLD} names")
-                policy.told(replica.number, told.held, told.gone)
+                policy.told(replica.number, report.held, report.gone)
                 replica.tells = True
-                replica.others = max(0, told.in_work - replica.outstanding)
+                replica.others = max(0, report.in_work - replica.outstanding)
         return connection.status
     finally:
         connection.abort()

@@ -1,4 +1,4 @@
-"""The endpoint picker: another gateway forwards the requests and asks where to send each.
+"""The endpoint picker: another gateway forwards the requests and asks which server gets each.
 
 Envoy, or any speaker of its external processing, opens a gRPC stream per request and sends headers
 and body. The answer names an endpoint, chosen by the same policy from the same replicas as our own
@@ -36,7 +36,7 @@ from .replica import Replica
 log = logging.getLogger("headrace.route")
 
 KEEPALIVE_MS = 20_000
-"""Silence of a gateway after which it is pinged; if it does not answer, its requests end."""
+"""Silence of a gateway after which it is pinged; without an answer its requests end."""
 HEALTH_SERVICES = ("", "liveness", "readiness", ext_proc.SERVICE)
 SERVING, NOT_SERVING = 1, 2
 
@@ -80,40 +80,42 @@ class Picked:
         self._drop()
         self._counted.close()
 
-    async def answers(self, told: Processing) -> list[bytes]:
+    async def answers(self, message: Processing) -> list[bytes]:
         """Answer one message. Raises `HeadraceError`, which then is the answer."""
-        part = told.part
-        if told.modes is not None:
-            self._modes = told.modes
+        part = message.part
+        if message.modes is not None:
+            self._modes = message.modes
         if part in (Part.RESPONSE_HEADERS, Part.RESPONSE_BODY, Part.RESPONSE_TRAILERS):
-            return self._answered(told)
+            return self._answered(message)
         if self.replica is not None:
             if part is Part.REQUEST_HEADERS or self._modes[0] is BodyMode.FULL_DUPLEX_STREAMED:
                 raise MalformedMessage("the request goes on after its end")
             return [ext_proc.nothing_changed(part)]
         if part is Part.REQUEST_HEADERS:
-            self._headers, self._subset = told.headers, told.subset
+            self._headers, self._subset = message.headers, message.subset
         elif part is Part.REQUEST_BODY:
-            self._keep(told.body)
+            self._keep(message.body)
         if self._modes[0] is BodyMode.FULL_DUPLEX_STREAMED:
-            return await self._duplex(told)
-        at_headers = told.ends or self._modes[0] in (BodyMode.NONE, BodyMode.STREAMED)
+            return await self._duplex(message)
+        at_headers = message.ends or self._modes[0] in (BodyMode.NONE, BodyMode.STREAMED)
         if part is Part.REQUEST_BODY or (part is Part.REQUEST_HEADERS and at_headers):
             return [ext_proc.chosen(part, await self._choose())]
         return [ext_proc.nothing_changed(part)]
 
-    async def _duplex(self, told: Processing) -> list[bytes]:
+    async def _duplex(self, message: Processing) -> list[bytes]:
         """Answer nothing until the request is whole; then answer headers, body and trailers in
         turn."""
-        if not told.ends and told.part is not Part.REQUEST_TRAILERS:
+        if not message.ends and message.part is not Part.REQUEST_TRAILERS:
             return []
         body = bytes(self._body)
-        said = [ext_proc.chosen(Part.REQUEST_HEADERS, await self._choose())]
-        if told.part is not Part.REQUEST_HEADERS:
-            said += ext_proc.given_back(Part.REQUEST_BODY, body, told.part is Part.REQUEST_BODY)
-        if told.part is Part.REQUEST_TRAILERS:
-            said.append(ext_proc.nothing_changed(told.part))
-        return said
+        replies = [ext_proc.chosen(Part.REQUEST_HEADERS, await self._choose())]
+        if message.part is not Part.REQUEST_HEADERS:
+            replies += ext_proc.given_back(
+                Part.REQUEST_BODY, body, message.part is Part.REQUEST_BODY
+            )
+        if message.part is Part.REQUEST_TRAILERS:
+            replies.append(ext_proc.nothing_changed(message.part))
+        return replies
 
     def _keep(self, piece: bytes) -> None:
         gateway = self._picker.gateway
@@ -143,17 +145,17 @@ class Picked:
         gateway.times.count("requests", self.replica)
         return self.replica.address
 
-    def _answered(self, told: Processing) -> list[bytes]:
-        part = told.part
+    def _answered(self, message: Processing) -> list[bytes]:
+        part = message.part
         if part is Part.RESPONSE_HEADERS and self.replica is not None:
-            status = dict(told.headers).get(b":status", b"")
+            status = dict(message.headers).get(b":status", b"")
             if status in _ELSEWHERE:  # Envoy reports a lost connection as 503.
                 self.replica.failed()
                 self._picker.gateway.times.count("lost", self.replica)
             else:
                 self.replica.succeeded()
         if part is Part.RESPONSE_BODY and self._modes[1] is BodyMode.FULL_DUPLEX_STREAMED:
-            return [*ext_proc.given_back(part, told.body, told.ends)]
+            return [*ext_proc.given_back(part, message.body, message.ends)]
         return [ext_proc.nothing_changed(part)]
 
 
@@ -242,20 +244,20 @@ class Picker:
                     if data is self._grpc.aio.EOF:
                         return
                     BODY_SIZE.set(len(data))
-                    told = await self.gateway.hands.beside(ext_proc.read, data)
-                    if told.observes:
-                        return  # A gateway that only observes does not heed the choice.
-                    said, last = await exchange.answers(told), False
+                    message = await self.gateway.hands.beside(ext_proc.read, data)
+                    if message.observes:
+                        return  # A gateway that only observes ignores the choice.
+                    replies, last = await exchange.answers(message), False
                 except TimeoutError:
-                    said, last = (
+                    replies, last = (
                         [_refusal(BodyLate("the request's body did not come whole in time"))],
                         True,
                     )
                 except MalformedMessage as error:
                     await context.abort(self._grpc.StatusCode.INVALID_ARGUMENT, error.message)
                 except HeadraceError as error:
-                    said, last = [_refusal(error)], True
-                for one in said:
+                    replies, last = [_refusal(error)], True
+                for one in replies:
                     await context.write(one)
                 if last:
                     return

@@ -3,7 +3,7 @@
 Health is probed every `PROBE_SECONDS`. A replica that answers 503 gets nothing new and keeps its
 requests, so it can be drained. A replica that refuses connections, or has been silent for
 `SILENT_SECONDS`, is dead. Its connections are closed, so that its requests continue elsewhere. A
-replica that answers late is busy: it gets nothing new for a while, and loses nothing.
+replica that answers late is busy: it gets no new requests for a while and keeps its own.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ PROBE_SECONDS = 0.5
 LATE_SECONDS = 2.0
 """Seconds that a probe waits for its answer."""
 REFUSED = 2
-"""Probes in a row without a connection or cut off, after which a replica is dead."""
+"""Consecutive probes without a connection, or cut off, after which a replica is dead."""
 BUSY_SECONDS, SILENT_SECONDS = 5.0, 20.0
-"""Seconds without any answer: after the first nothing new is sent; after the second the replica is
-dead."""
+"""Seconds without any answer: after the first value no new request is sent; after the second the
+replica is dead."""
 FAILURES = 3
-"""Lost exchanges in a row after which the circuit is open."""
+"""Consecutive lost exchanges after which the circuit opens."""
 MOST_HEALTH = 4096
-"""Bytes that are read of a probe's answer."""
+"""Maximum bytes read of a probe's answer."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds that the circuit stays open; each further failure doubles them."""
 MODELS_SECONDS = 30.0
-"""Seconds between two questions for its models, which are shown and decide nothing."""
+"""Seconds between two requests for its model list, which is shown but decides nothing."""
 MOST_LIST = 64 * 1024
-"""Bytes that are read of a list of models."""
+"""Maximum bytes read of a model list."""
 MOST_MODELS, MOST_NAME = 32, 120
-"""Models of one replica that are shown, and characters of a name."""
+"""Maximum models shown of one replica, and characters of a name."""
 
 
 class _HealthReply(msgspec.Struct):
@@ -73,7 +73,7 @@ class Replica:
         shown = f"{parts.scheme}://{name}"
         if parts.scheme not in ("http", "https") or not parts.hostname or not port:
             raise OptionError(f"{shown!r} is not an http address", param="servers")
-        if name != parts.netloc:  # They would never be sent, and addresses are shown to clients.
+        if name != parts.netloc:  # They would never be sent, and clients see addresses.
             raise OptionError(
                 f"servers must name addresses without user and password, as in {shown}; clients "
                 "send their own",
@@ -92,15 +92,15 @@ class Replica:
         self.tells = False
         """Whether it reports the contents of its cache."""
         self.ready = True
-        """Whether its last probe succeeded. Before the first probe it may be tried."""
+        """Whether its last probe succeeded; True before the first, so that it may be tried."""
         self.problem = ""
         """Reason why it is not ready."""
         self.prefills = False
         """Whether it computes prompts for other servers; then it answers only if no other can."""
         self.leaving = False
-        """Whether no source names it any more: it gets nothing new and ends its requests."""
+        """Whether no source names it any more: it gets no new requests and finishes its own."""
         self.models: tuple[str, ...] = ()
-        """Names of its models, as it listed them last."""
+        """Names of its models in its last list."""
         self._listed = 0.0
         self._refused = 0
         self._heard = time.monotonic()
@@ -123,8 +123,8 @@ class Replica:
 
     @property
     def may_be_chosen(self) -> bool:
-        """Whether it may get a request: ready, and its circuit closed; after a pause, one at a time
-        is a trial."""
+        """Whether it may get a request: it is ready and its circuit closed. After the circuit's
+        pause one request at a time is a trial."""
         if not self.ready or self.leaving:
             return False
         if self._failures < FAILURES:
@@ -199,7 +199,7 @@ class Replica:
     async def _get(self, path: bytes, most: int, key: str = "") -> tuple[int, bool, bytes, str]:
         """Get a small answer; return (status, whether it is JSON, body, peer's address).
 
-        A body above `most` bytes is cut after one more. Raises `ReplicaLost` and `TimeoutError`.
+        A longer body is cut at `most` + 1 bytes. Raises `ReplicaLost` and `TimeoutError`.
         """
         head = b"GET " + path + b" HTTP/1.1\r\nhost: " + self.host
         if key:
@@ -215,17 +215,17 @@ class Replica:
         return connection.status, _is_json(connection.headers), body, peer
 
     async def list_models(self, key: str = "") -> None:
-        """Ask for the names of its models, if that is due. What it lists is only shown."""
+        """Request its model names if that is due. They are only shown."""
         now = time.monotonic()
         if not self.ready or now < self._listed:
             return
         self._listed = now + MODELS_SECONDS
         try:
             status, _, body, _ = await self._get(b"/v1/models", MOST_LIST, key)
-            told = _model_list(body).data if status == 200 else []
+            listed = _model_list(body).data if status == 200 else []
         except (ReplicaLost, TimeoutError, Undecodable):
             return
-        self.models = tuple(one.id[:MOST_NAME] for one in told[:MOST_MODELS])
+        self.models = tuple(one.id[:MOST_NAME] for one in listed[:MOST_MODELS])
 
     def _believe(self, status: int, json: bool, body: bytes) -> None:
         """Apply an answer of `/health`: its status, and the role in its JSON."""
@@ -246,7 +246,7 @@ class Replica:
     async def watch(self, key: str = "") -> None:
         """Probe for as long as the gateway runs. If probing fails, the replica is not ready.
 
-        `key`: an operator's key of the replica's, where it asks for keys.
+        `key`: an operator's key of the replica, if it requires keys.
         """
         try:
             while True:

@@ -112,6 +112,8 @@ class Resume:
             return value
         if not _appended(path, value):
             return None
+        if type(had) is not type(value):
+            raise Diverged("another replica continued with another text")
         begin = self._came.get(path, 0)
         self._came[path] = begin + len(value)
         if value[: max(0, len(had) - begin)] != had[begin : begin + len(value)]:

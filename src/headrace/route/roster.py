@@ -1,7 +1,7 @@
-"""The replicas of a running gateway: who is named joins, who is no longer named leaves.
+"""Members of a running gateway: a newly named replica joins, one no longer named leaves.
 
-A replica that leaves gets nothing new; its requests end, and then its tasks, its connections and
-its series in the metrics go. If it is named again before that, it stays.
+A leaving replica gets no new requests. When its last request ends, its tasks, its connections and
+its metric series are removed. If it is named again before that, it stays.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .sources import MOST_SERVERS, ServerSource, dns_source
 log = logging.getLogger("headrace.route")
 
 SWEEP_SECONDS = 1.0
-"""Seconds between two looks for replicas that have left."""
+"""Seconds between two checks for replicas that have left."""
 
 
 def read_servers(servers: Sequence[str]) -> tuple[list[str], list[ServerSource]]:
-    """Divide the words of a command into addresses and sources of more. Raises `OptionError`."""
+    """Split a command's words into addresses and sources of more. Raises `OptionError`."""
     fixed: list[str] = []
     sources: list[ServerSource] = []
     for text in servers:
@@ -43,12 +43,12 @@ def read_servers(servers: Sequence[str]) -> tuple[list[str], list[ServerSource]]
 
 
 class Membership:
-    """The replicas of a gateway and their tasks: probes, and reports of what they hold."""
+    """The replicas of a gateway and their tasks: probes, and reports of cached prefixes."""
 
     def __init__(
         self, gateway: Gateway, router: Router, sources: Sequence[ServerSource], key: str = ""
     ) -> None:
-        """Create the roster. `key`: an operator's key of the replicas, where they ask for keys."""
+        """Create the roster. `key`: an operator's key of the replicas, if they require keys."""
         self._gateway, self._router, self._key = gateway, router, key
         self._fixed = [one.url for one in gateway.replicas]
         self._named: dict[str, Sequence[str]] = {one.name: () for one in sources}
@@ -56,7 +56,7 @@ class Membership:
         self._tasks: dict[int, list[asyncio.Task[None]]] = {}
         self._watching: list[asyncio.Task[None]] = []
         self._full = False
-        """Whether more replicas are named than there is room for."""
+        """Whether more replicas are named than the gateway has room for."""
         gateway.sources = list(sources)
 
     def start(self) -> None:
@@ -76,15 +76,15 @@ class Membership:
             task.cancel()
 
     def found(self, source: str, urls: Sequence[str]) -> None:
-        """Take the whole list of a source: new addresses join, missing ones leave."""
+        """Take a source's whole list: new addresses join, missing ones leave."""
         self._named[source] = urls
         self._settle()
 
     def _settle(self) -> None:
-        """Let replicas join and leave, as they are named now."""
+        """Let replicas join and leave according to the current names."""
         wanted = dict.fromkeys(self._fixed)
-        for told in self._named.values():
-            wanted |= dict.fromkeys(told)
+        for urls in self._named.values():
+            wanted |= dict.fromkeys(urls)
         here = {one.url: one for one in self._gateway.replicas}
         for url, one in here.items():
             one.leaving = url not in wanted
@@ -112,7 +112,7 @@ class Membership:
         self._tasks[one.number] = tasks
 
     async def _sweep(self) -> None:
-        """Dismiss replicas that leave and have no request in work, for as long as the gateway
+        """Dismiss leaving replicas without requests in work, for as long as the gateway
         runs."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)

@@ -27,23 +27,23 @@ BACKLOG = 2048
 
 @dataclass(frozen=True, slots=True)
 class RouteOptions:
-    """Options of the gateway, beside its servers."""
+    """Options of the gateway in addition to its servers."""
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8080, "0 takes a free one.", min=0, max=65535)
     policy: str = option("prefix", ", ".join(ROUTERS))
-    migrate: bool = option(True, "Streams of a dead server go on at another one.")
+    migrate: bool = option(True, "Continue the streams of a dead server on another one.")
     max_body: int = option(
         MAX_BODY, "Bytes of a request's body, as the servers' own --max-body.", min=1024
     )
     answer_seconds: float = option(
         ANSWER_SECONDS,
-        "A server that says nothing for so long, before or within an answer, is left.",
+        "Maximum silence of a server, before or within an answer, in seconds.",
         min=1,
     )
     hosts: str = option(
         "",
-        "Names under which this gateway is reached beside addresses and local names, as in "
+        "Names under which this gateway is reached besides addresses and local names, as in "
         "api.example.com,.example.org; without --key-file it answers under no others.",
     )
     cors_origins: str = option(
@@ -53,8 +53,8 @@ class RouteOptions:
     )
     endpoint_picker: str = option(
         "",
-        "Tell other gateways where a request is to go: the endpoint picker protocol of Kubernetes "
-        "(Envoy's external processing, gRPC).",
+        "Answer other gateways which server gets a request: the endpoint picker protocol of "
+        "Kubernetes (Envoy's external processing, gRPC).",
         metavar="HOST:PORT",
     )
     endpoint_picker_tls: Path | None = option(
@@ -65,7 +65,7 @@ class RouteOptions:
     endpoint_picker_clients: Path | None = option(
         None, "CA (PEM) that certificates of the gateways that ask must come from: mutual TLS."
     )
-    drain_seconds: float = option(30.0, "For what runs, after the first signal.", min=0)
+    drain_seconds: float = option(30.0, "Seconds for requests in work, after a signal.", min=0)
 
 
 def route(
@@ -124,7 +124,8 @@ def route(
                 announce(f"endpoints are picked on port {picker.port}")
             name, taken = listener.getsockname()[:2]
             named = "".join(f" and {one.name}" for one in sources)
-            announce(f"ready: {len(replicas)} servers{named} by {policy} on http://{name}:{taken}")
+            count = f"{len(replicas)} server{'s' * (len(replicas) != 1)}"
+            announce(f"ready: {count}{named} by {policy} on http://{name}:{taken}")
             notify("READY=1")
             await server.serve(sockets=[listener])
             await asyncio.gather(*stops)

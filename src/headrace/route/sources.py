@@ -1,8 +1,8 @@
-"""Sources of replicas: names of DNS and services of Kubernetes, asked again and again.
+"""Sources of replicas: DNS names and Kubernetes services, queried periodically.
 
-A source tells the whole list of its addresses whenever it changes. As long as it cannot be asked,
-the last list stays: servers that answer their probes are not lost with a resolver. What it answers
-is not trusted: addresses are parsed and bounded, and those that can be no server are left out.
+A source reports its whole list of addresses whenever it changes. While it cannot be queried, the
+last list stays, so a failed resolver does not remove servers that answer their probes. Its answers
+are not trusted: addresses are parsed and bounded, and those that no server can have are left out.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ log = logging.getLogger("headrace.route")
 MOST_SERVERS = 1024
 """Replicas of one gateway that sources may name; further ones are left out."""
 RESOLVE_SECONDS = 5.0
-"""Seconds between two questions for a name."""
+"""Seconds between two queries for a name."""
 ABSENCES = 3
-"""Answers in a row that lack an address before it leaves: some resolvers tell a few of many."""
+"""Consecutive answers without an address before it leaves: some resolvers list only a few."""
 LOOKUP_SECONDS = 5.0
-"""Seconds in which SRV records must have been told."""
+"""Maximum seconds of a lookup of SRV records."""
 NOWHERE = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
-"""Errors of the resolver which mean that a name has no address, and not that nobody knows."""
+"""Resolver errors which mean that the name has no address, not that the lookup failed."""
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 _NUMBER = re.compile(r"(^|\.)(\d+|0x[0-9a-f]*)\.?$")
-"""End of a name which the resolver reads as an address of IPv4, in one of its spellings."""
+"""End of a name that the resolver reads as an IPv4 address, in one of its spellings."""
 _NAMED = re.compile(r"dns://(?P<host>[^/:@\s]+):(?P<port>\d{1,5})/?")
 _SERVICE = re.compile(r"srv://(?P<host>[^/:@\s]+)/?")
 
@@ -44,27 +44,27 @@ class ServerSource(Protocol):
     """A source of replicas that may come and go."""
 
     name: str
-    """The source as it was written."""
+    """The source as the user wrote it."""
     problem: str
-    """Reason why it cannot be asked now; empty if it can."""
+    """Reason why it cannot be queried now; empty if it can."""
 
     async def watch(self, found: Found) -> None:
         """Call `found` with all its addresses (URLs) whenever they may have changed; never end."""
 
 
 class Unresolved(Exception):
-    """Failure: nobody could say which addresses a name has."""
+    """Failure: the addresses of a name could not be found out."""
 
 
 class DnsName:
     """A name in DNS, by its addresses (`dns://`) or its SRV records (`srv://`)."""
 
     def __init__(self, name: str, lookup: Lookup) -> None:
-        """Create the source. `lookup`: returns the URLs now, awaited; raises `Unresolved`."""
+        """Create the source. `lookup`: async; returns the current URLs; raises `Unresolved`."""
         self.name, self.problem = name, ""
         self._lookup = lookup
         self._absent: dict[str, int] = {}
-        """Address → answers in a row that lacked it."""
+        """Address → consecutive answers without it."""
 
     async def watch(self, found: Found) -> None:
         while True:
@@ -78,30 +78,30 @@ class DnsName:
             await asyncio.sleep(RESOLVE_SECONDS)
 
     def _settled(self, urls: Iterable[str]) -> list[str]:
-        """Return these addresses and those that were told shortly before."""
-        told = dict.fromkeys(urls)
+        """Return these addresses and those of the last answers."""
+        current = dict.fromkeys(urls)
         absent = {
             url: answers + 1
             for url, answers in self._absent.items()
-            if url not in told and answers + 1 < ABSENCES
+            if url not in current and answers + 1 < ABSENCES
         }
-        self._absent = dict(list((dict.fromkeys(told, 0) | absent).items())[:MOST_SERVERS])
+        self._absent = dict(list((dict.fromkeys(current, 0) | absent).items())[:MOST_SERVERS])
         return list(self._absent)
 
 
 def note(source: ServerSource, problem: str) -> None:
-    """Remember a source's problem; log it when it begins or ends."""
+    """Record a source's problem; log it when it begins or ends."""
     if problem != source.problem:
-        said = {"source": source.name, "problem": problem or "none"}
-        log.warning("the state of a source of servers changed", extra=said)
+        fields = {"source": source.name, "problem": problem or "none"}
+        log.warning("the state of a source of servers changed", extra=fields)
     source.problem = problem
 
 
 def usable(address: str, *, loopback: bool = True) -> str | None:
-    """Return an address as a host in a URL; None if it is none, or can be no server's.
+    """Return an address as a host in a URL, or None if it is invalid or cannot be a server's.
 
-    `loopback`: whether this machine's own may be one. An IPv4 address in IPv6's spelling is the
-    IPv4 address; a zone is a link's, and the text after `%` may be anything.
+    `loopback`: whether this machine's own address is allowed. An IPv4 address in IPv6's spelling is
+    the IPv4 address. A zone belongs to a link, and the text after `%` may be anything.
     """
     try:
         found = ipaddress.ip_address(address)
@@ -119,7 +119,7 @@ def usable(address: str, *, loopback: bool = True) -> str | None:
 
 
 def addresses(host: str, port: int) -> Lookup:
-    """Return a lookup of a name's addresses, by this machine's resolver."""
+    """Return a lookup of a name's addresses with this machine's resolver."""
 
     async def lookup() -> list[str]:
         loop = asyncio.get_running_loop()
@@ -131,9 +131,9 @@ def addresses(host: str, port: int) -> Lookup:
             raise Unresolved(error.strerror or "the resolver does not answer") from None
         except (OSError, UnicodeError) as error:
             raise Unresolved(f"{error}") from None
-        told = [name for one in found if (name := usable(str(one[4][0])))]
-        # A server with an address of both families is one server.
-        hosts = [name for name in told if not name.startswith("[")] or told
+        usable_names = [name for one in found if (name := usable(str(one[4][0])))]
+        # A server with addresses of both families is one server.
+        hosts = [name for name in usable_names if not name.startswith("[")] or usable_names
         return [f"http://{name}:{port}" for name in sorted(set(hosts))]
 
     return lookup
@@ -168,7 +168,7 @@ def records(host: str) -> Lookup:
         least = min((one.priority for one in answer), default=0)
         found = set()
         for one in answer:
-            # Names are one whatever their case is; those that end in a number are addresses.
+            # Names that differ only in case are one; names that end in a number are addresses.
             target = one.target.to_text(omit_final_dot=True).lower()
             named = _HOST.fullmatch(target) and not _NUMBER.search(target)
             if one.priority == least and one.port and named:
@@ -179,7 +179,7 @@ def records(host: str) -> Lookup:
 
 
 def dns_source(text: str) -> DnsName | None:
-    """Return the source of `dns://NAME:PORT` or `srv://NAME`, and None for other words. Raises
+    """Return the source of `dns://NAME:PORT` or `srv://NAME`, or None for another word. Raises
     `OptionError` and `PackageAbsent`."""
     if text.startswith("dns://"):
         found = _NAMED.fullmatch(text)

@@ -1,4 +1,4 @@
-"""Status of the gateway at `/`: JSON, and a page for browsers that renews itself."""
+"""Status of the gateway at `/`: JSON, and a page for browsers that reloads itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .sources import ServerSource
 
 KIND = b"text/html; charset=utf-8"
 RENEWED = 5
-"""Seconds after which a browser asks again."""
+"""Seconds after which a browser reloads the page."""
 SAFE = (
     (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
      b"form-action 'none'; frame-ancestors 'none'"),
@@ -35,11 +35,11 @@ DRAWN = {
     "answer": "Seconds to the end of an answer",
     "pause": "Longest pause within an answer, seconds",
 }
-"""Histograms that are drawn, with their titles."""
+"""Histograms on the page, with their titles."""
 
 
 class ShownGateway(Protocol):
-    """State of a gateway that is shown."""
+    """State of a gateway that the status shows."""
 
     replicas: list[Replica]
     sources: list[ServerSource]

@@ -20,7 +20,7 @@ from ..base.errors import HeadraceError
 MAX_HEAD = 64 * 1024
 """Bytes of a response's headers, and of its trailers."""
 AHEAD = 256 * 1024
-"""Bytes of a response that may wait here for the client."""
+"""Maximum bytes of a response that may wait here for the client."""
 CONNECT_SECONDS = 2.0
 KEPT = 64
 """Idle connections kept per replica."""

@@ -26,9 +26,9 @@ log = logging.getLogger("headrace.server")
 def log_exchange(
     level: int, extra: Mapping[str, Any], scope: Mapping[str, Any], begin: float = 0.0
 ) -> None:
-    """Write a request's line: `extra`, and what the scope says of its caller and its work.
+    """Write a request's line: `extra`, and the caller and work recorded in the scope.
 
-    `begin`: when it began, in seconds of `time.perf_counter`; 0: unknown, so no time to the first
+    `begin`: its start in seconds of `time.perf_counter`; 0: unknown, so no time to the first
     token.
     """
     account: Account | None = scope.get("headrace.account")

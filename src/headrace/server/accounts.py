@@ -213,7 +213,7 @@ class Accounts:
                 # `headrace keys remove` leaves a header even in an empty list.
                 raise OptionError(f"{self._path} is empty, as if half written", param="keys")
         except (OSError, OptionError) as error:
-            # Good keys stay valid: a half-written file locks out nobody.
+            # Good keys stay valid: a half-written file must lock nobody out.
             log.error("the key file cannot be read", extra={"reason": str(error)})
             self.failed("keys_read")
             return

@@ -1,4 +1,4 @@
-"""Opening of a service with its engine, and with what the model can do besides text."""
+"""Attachment of a ready engine to a service, with the model's abilities besides text."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def attach(
     engine: ServingEngine | HearingEngine | EngineGroup | ProgramEngine,
     programs: ProgramEngine | None = None,
 ) -> None:
-    """Attach the ready engine, or several models': from now on requests are served. `programs`:
-    foreign programs that are served beside it. Raises `OptionError` if one has a model's name.
+    """Attach the ready engine, or a group of models; requests are served from now on. `programs`:
+    foreign programs served in addition. Raises `OptionError` if one has a model's name.
 
     Imports are local: a server of a text model does without the dependencies of the others.
     """
@@ -68,8 +68,7 @@ def _speak(service: Service, engine: ServingEngine | None) -> None:
 def attach_model(
     service: Service, engine: ServingEngine | HearingEngine, names: Sequence[str] = ()
 ) -> None:
-    """Attach a model's engine under these names (see `Service.open`), with what it can do
-    besides."""
+    """Attach a model's engine and its other abilities under these names (see `Service.open`)."""
     if not writes(engine):
         from .hearing.ears import HearingRoutes
 

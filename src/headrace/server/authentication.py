@@ -113,7 +113,7 @@ async def _while_valid(
     """
     started = streams = ended = cut = False
 
-    async def told(message: Message) -> None:
+    async def relay(message: Message) -> None:
         nonlocal started, streams, ended
         if cut and not started:
             return  # A route's answer to a client that it believes gone.
@@ -140,7 +140,7 @@ async def _while_valid(
             message.cancel()
 
     try:
-        await app(scope, received, told)
+        await app(scope, received, relay)
     except ClientDisconnect:
         if not cut:
             raise

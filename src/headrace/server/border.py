@@ -85,14 +85,14 @@ class Border:
             self._meter.exchange(_route(scope), scope["method"], status, seconds)
             # Probes and scrapes come every few seconds and would drown the log.
             level = logging.DEBUG if scope["method"] == "GET" and status < 400 else logging.INFO
-            said = {
+            fields = {
                 "request_id": name,
                 "method": scope["method"],
                 "path": scope["path"],
                 "status": status,
                 "seconds": round(seconds, 6),
             }
-            log_exchange(level, said, scope, begin)
+            log_exchange(level, fields, scope, begin)
 
 
 def _route(scope: Scope) -> str:

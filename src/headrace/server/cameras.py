@@ -1,9 +1,9 @@
 """Cameras of one session over a websocket: frames in, answers out, the newest frame first.
 
-A camera holds one frame that waits and one in work, however fast it sends and however slowly its
-client reads: a newer frame replaces the one that waits, which is counted. Every answer says how old
-its frame is, and has a number, the time of our clock and a CRC, so that one that is lost, repeated,
-late or damaged on its way is seen. A camera that stops is reported.
+A camera holds at most one waiting frame and one in work, at any sending and reading speed. A newer
+frame replaces the waiting one, which is counted. Every answer carries its frame's age, a number,
+our clock's time and a CRC. So a client detects a lost, repeated, late or damaged answer. A camera
+that stops sending is reported.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.server")
 
 MOST_CAMERAS = 16
-"""Cameras of a session."""
+"""Maximum cameras of a session."""
 MOST_HEADER = 1024
-"""Bytes of a frame's header."""
+"""Maximum bytes of a frame's header."""
 LOST_PERIODS, LOST_SECONDS = 3, 0.2
-"""Periods, and seconds at least, without a frame after which a camera is reported as lost."""
+"""Periods without a frame after which a camera is reported lost, and the minimum in seconds."""
 LEAST_STD = 1e-6
 MANY = 4096
-"""Elements of an output above which it comes in base64."""
+"""Elements of an output above which it is sent as base64."""
 
 
 class FrameHeader(msgspec.Struct):
@@ -84,16 +84,16 @@ class RepeatedFrame(InvalidRequest):
 
 @dataclass(slots=True)
 class Frame:
-    """One frame that came whole."""
+    """One complete frame."""
 
     data: bytes
     sequence: int
     captured: float
     received: float
     delay: float
-    """Seconds that it took to us, as far as is known."""
+    """Transit time in seconds, as far as it is known."""
     held: int = 0
-    """Bytes that are counted as held for it."""
+    """Bytes counted as held for it."""
 
 
 class CameraReply(SessionReply):
@@ -192,16 +192,17 @@ class CameraSession:
         camera.begin()
 
     async def close(self, camera: Camera) -> None:
-        del self._cameras[camera.name]
-        self.ocr.engine.metrics.cameras.dec()
-        await camera.end()
+        if self._cameras.get(camera.name) is camera:  # Its own task closes it, too.
+            del self._cameras[camera.name]
+            self.ocr.engine.metrics.cameras.dec()
+            await camera.end()
 
 
 class Camera:
     """One camera and the program that runs on its frames."""
 
     def __init__(self, session: CameraSession, body: CameraBody) -> None:
-        """Find its program. Raises `ModelNotFound`, and `InvalidRequest` for one that takes no
+        """Find its program. Raises `ModelNotFound`, and `InvalidRequest` if the program takes no
         picture."""
         self.name, self._body, self._session = body.camera, body, session
         self._engine = session.ocr.engine
@@ -243,7 +244,7 @@ class Camera:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Begin to serve."""
+        """Start to answer its frames."""
         serving = self._serve()
         self._task = self._session.service.tasks.errand(f"camera {self.name}", serving)
 
@@ -272,7 +273,7 @@ class Camera:
     # Frames
 
     def put(self, header: FrameHeader, data: bytes) -> None:
-        """Take a frame; it replaces the one that waits. Raises `InvalidRequest`, `Overloaded`."""
+        """Accept a frame; it replaces the waiting one. Raises `InvalidRequest`, `Overloaded`."""
         now, sequence = time.monotonic(), header.sequence
         if sequence <= self._last:
             self._note("frame_repeated")
@@ -296,12 +297,12 @@ class Camera:
         self._came.set()
 
     async def _serve(self) -> None:
-        """Answer one frame after another, and report when none comes."""
+        """Answer frames one by one; report the camera lost while none arrive."""
         try:
             await self._admit(opens=True)
         except HeadraceError as error:
             await self._session.error(error, camera=self.name)
-            self._task = None  # Its end would wait for it.
+            self._task = None  # `end` would wait for this task itself.
             await self._session.close(self)
             return
         lost = False
@@ -319,7 +320,7 @@ class Camera:
             self._came.clear()
             frame, self._waiting = self._waiting, None
             if frame is None:
-                continue  # The one that replaced it was refused.
+                continue  # The newer frame that replaced it was refused.
             try:
                 await self._answer(frame)
             finally:
@@ -331,33 +332,33 @@ class Camera:
         frame.held += size
 
     async def _answer(self, frame: Frame) -> None:
-        said: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         try:
             found = await self._found(frame)
             kind, outcome = ("still", "still") if found is None else ("answer", "run")
-            said = found or {}
+            fields = found or {}
         except HeadraceError as error:
-            kind, outcome, said = "failed", error.code or error.type, error_body(error)
+            kind, outcome, fields = "failed", error.code or error.type, error_body(error)
         except Exception:  # the border of one frame
             log.exception("a camera's frame")
-            kind, outcome, said = "failed", "bug", error_body(internal_error())
+            kind, outcome, fields = "failed", "bug", error_body(internal_error())
         if kind == "failed":
-            self._motion.forget()  # The change that it showed was not answered.
+            self._motion.forget()  # Its change was not answered: the next frame must be.
         self._note(outcome)
         self._counts["answered" if kind == "answer" else "still"] += kind != "failed"
         age = frame.delay + time.monotonic() - frame.received
         self._engine.metrics.age.labels(self._body.model).observe(age)
         times = {"captured": frame.captured, "received": frame.received, "age": age}
-        await self._tell(kind, frame.sequence, **times, **said)
+        await self._tell(kind, frame.sequence, **times, **fields)
 
-    async def _tell(self, kind: str, sequence: int, **said: Any) -> None:
+    async def _tell(self, kind: str, sequence: int, **fields: Any) -> None:
         counts = {**self._counts, "clock_jumps": self._clock.jumps}
         await self._session.tell(
-            f"camera.{kind}", camera=self.name, sequence=sequence, counts=counts, **said
+            f"camera.{kind}", camera=self.name, sequence=sequence, counts=counts, **fields
         )
 
     async def _found(self, frame: Frame) -> dict[str, Any] | None:
-        """Run on a frame; None: nothing moved. Raises the errors of a run."""
+        """Run on a frame; return None if nothing moved. Raises the errors of a run."""
         service = self._session.service
         if self._session.account is not None:
             self._session.account.count()
@@ -380,7 +381,7 @@ class Camera:
         return await self._outputs(frame, feed)
 
     def _left(self, frame: Frame) -> float:
-        """Return the seconds to a frame's deadline. Raises `DeadlineMissed`."""
+        """Return the seconds left until a frame's deadline. Raises `DeadlineMissed`."""
         took = time.monotonic() - frame.received
         if took >= self._deadline:
             raise DeadlineMissed(f"not begun: its frame is {took * 1e3:.1f} ms old")
@@ -403,7 +404,7 @@ class Camera:
             except NotFound:
                 if not again:
                     raise
-                await self._admit()  # It was silent, and its stream has ended.
+                await self._admit()  # Its stream ended while the camera was silent.
         wanted = {one: found[one] for one in self._body.outputs or found}
         self._hold(frame, sum(one.nbytes for one in wanted.values()))
 
@@ -415,11 +416,11 @@ class Camera:
         return {"outputs": await hands.run(written, large=True) if many else written()}
 
     async def _admit(self, *, opens: bool = False) -> None:
-        """Admit its runs, if each of them and of all others will be in time. Raises `Overloaded`.
+        """Admit its runs if they and all others will meet their deadlines. Raises `Overloaded`.
 
-        A pipeline has as many runs as its picture has lines, so it has deadlines and no promise.
+        A pipeline runs once per line of its picture, so it has deadlines but no guarantee.
         """
-        told: dict[str, Any] = {"admitted": self._pipeline is None, "model": self._body.model}
+        fields: dict[str, Any] = {"admitted": self._pipeline is None, "model": self._body.model}
         if self._input is not None:
             most = SOCKET_BYTES if self._body.format == "tensor" else MOST_REGION
             stream = await self._engine.open_stream(
@@ -432,7 +433,7 @@ class Camera:
             )
             self._stream = stream.id
             admitted = stream.admitted
-            told |= {
+            fields |= {
                 "shape": self._input.shape,
                 "run_seconds": admitted.stream.seconds,
                 "utilisation": admitted.stream.utilisation,
@@ -440,7 +441,7 @@ class Camera:
             }
         if opens:
             times = {"period": self._body.period, "deadline": self._deadline}
-            await self._session.tell("camera.opened", camera=self.name, **told, **times)
+            await self._session.tell("camera.opened", camera=self.name, **fields, **times)
 
 
 def _header(data: bytes) -> tuple[FrameHeader, bytes]:

@@ -38,7 +38,7 @@ async def entered(
 
 
 async def chosen(service: Service, name: str | None) -> Service:
-    """Return the service of the model of this name (`Service.choose`), loaded again if it rests."""
+    """Return the service for this model name (`Service.choose`); reload a resting model first."""
     residents = service.residents
     if residents is None:
         return service.choose(name)
@@ -50,7 +50,7 @@ async def chosen(service: Service, name: str | None) -> Service:
 
 
 def hearing(service: Service) -> Service:
-    """Return the service of a request for transcription that names no model: this one, or the first
+    """Return the service for a transcription request without a model name: this one, or the first
     that transcribes, loaded or at rest."""
     resting = [] if service.residents is None else service.residents.resting
     every = (service, *service.models, *resting)

@@ -30,7 +30,7 @@ class MethodNotAllowed(InvalidRequest):
 
 
 def code_of(error: HeadraceError) -> str | None:
-    """Return the code that a client and the log are told."""
+    """Return the error code for the client and the log."""
     return error.code or ("invalid_value" if error.status == 400 and error.param else None)
 
 
@@ -63,9 +63,9 @@ def error_response(error: HeadraceError) -> Response:
 
 def inference_error(error: HeadraceError) -> Response:
     """Return an error in the format of KServe v2, with fields of our own."""
-    told = {"error": error.message, "type": error.type, "param": error.param}
+    fields = {"error": error.message, "type": error.type, "param": error.param}
     return Response(
-        encode(told | {"code": code_of(error)}),
+        encode(fields | {"code": code_of(error)}),
         status_code=error.status,
         headers=error_headers(error),
         media_type="application/json",

@@ -1,4 +1,4 @@
-"""Faces of the routes that a service holds, known to it without their imports."""
+"""Protocols of the routes that a service holds, so that it need not import them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ProgramsFace(Protocol):
 
 
 class Resting(Protocol):
-    """Models that come and go: `residents.Residents`, with its `Service` as any."""
+    """Models loaded and unloaded at run time: `residents.Residents`, with its `Service` as Any."""
 
     resting: list[Any]
 

@@ -1,4 +1,4 @@
-"""Common parts of bodies: strictness, sampling fields, inert fields, heads of answers.
+"""Common parts of bodies: strictness, sampling fields, inert fields, common answer fields.
 
 A field of a request has one of four kinds (ADR 0047). *Supported*. *Inert*: a hint that cannot be
 seen in the answer; it is accepted, and docs/fields.md gives the reason. *Unsupported*: it would
@@ -60,14 +60,14 @@ def _neglected(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
             section = row.strip("[]")
             found[section] = {}
             return
-        names, said = row.split(" | ")
-        if said.startswith("["):
-            neutral = [None, *any_json(said)]
+        names, note = row.split(" | ")
+        if note.startswith("["):
+            neutral = [None, *any_json(note)]
             extra: dict[str, Any] = {"x-headrace-neutral": neutral, "enum": neutral}
             words = f"Not supported: only {', '.join(map(repr, neutral))} is accepted."
         else:
-            extra = {"x-headrace-inert": said}
-            words = f"Accepted and without effect: {said}."
+            extra = {"x-headrace-inert": note}
+            words = f"Accepted and without effect: {note}."
         spec = {"description": words, "json_schema_extra": extra}
         found[section] |= dict.fromkeys(names.split(), spec)
 
@@ -81,7 +81,7 @@ _NEGLECTED = _neglected(Path(__file__).with_name("neglected.txt"))
 def _stop_at_the_first(schema: Any) -> None:
     """Make the lists of a schema stop at their first wrong item.
 
-    A body with a hundred thousand wrong items, or members of a union, is not worth as many errors.
+    Otherwise a hundred thousand wrong items, or members of a union, would make as many errors.
     """
     if isinstance(schema, dict):
         if schema.get("type") == "list":

@@ -79,10 +79,10 @@ class Usage:
     def told(self) -> dict[str, Any]:
         """Return the usage fields of an answer: `usage`, and `metrics` of verified drafts under
         vLLM's names."""
-        told: dict[str, Any] = {"usage": self.as_openai()}
+        fields: dict[str, Any] = {"usage": self.as_openai()}
         if self._drafted.cases:
-            told["metrics"] = {"speculative_decoding": self._drafted.told()}
-        return told
+            fields["metrics"] = {"speculative_decoding": self._drafted.told()}
+        return fields
 
     def as_openai(self) -> dict[str, Any]:
         prompt, completion = self.prompt, self.completion

@@ -1,9 +1,9 @@
 """KServe v2 over gRPC: each call is shown to the application as an HTTP exchange.
 
-So ids, logs, metrics, keys, quotas and bounds are those of the routes, and none can be forgotten. A
-caller is known before its message is read. Messages that are not whole yet are bounded in size, in
-number and in time. A call that is cancelled, or whose deadline is over, is a client that leaves:
-its work is dropped before its next run.
+So the ids, logs, metrics, keys, quotas and bounds of the routes apply, and none can be forgotten. A
+caller is authenticated before its message is read. Incomplete messages are bounded in size, number
+and time. A call that is cancelled or past its deadline counts as a client disconnect: its work is
+dropped before its next run.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ PROBES = {"ServerLive": "/v2/health/live", "ServerReady": "/v2/health/ready"}
 
 
 class GrpcCall:
-    """One call, and what an exchange needs of it."""
+    """One call, with the data that its exchange needs."""
 
     def __init__(self, context: Any) -> None:
         self.context = context
@@ -90,11 +90,11 @@ class GrpcCall:
         ]
         self.gone = asyncio.Event()
         self.account: Account | None = None
-        # Without keys, one address leaves half of all to the others.
+        # Without keys, calls count by address, and one address may have half of all.
         self.owner = str(context.peer()).rpartition(":")[0]
 
     def identify(self, accounts: Accounts | None) -> None:
-        """Find out whose it is. Raises `Unauthorised`."""
+        """Authenticate the caller. Raises `Unauthorised`."""
         if accounts is not None:
             scope = {"type": "http", "path": "/v2", "headers": self.headers}
             self.account = account_of(accounts, scope)
@@ -213,7 +213,7 @@ class GrpcPort:
         return served
 
     def _note(self, scope: dict[str, Any], error: HeadraceError, begin: float) -> None:
-        """Count and log a call that got no exchange."""
+        """Count and log a call refused before its exchange began."""
         self.app.state.meter.refused(error)
         seconds = round(time.perf_counter() - begin, 6)
         extra = {"path": f"/{SERVICE}", "status": error.status, "seconds": seconds}
@@ -221,17 +221,17 @@ class GrpcPort:
 
     async def _abort(self, context: Any, status: int, error: HeadraceError) -> None:
         code = STATUS.get(status, "INVALID_ARGUMENT" if status < 500 else "INTERNAL")
-        said = [("headrace-code", error.code)] if error.code else []
+        metadata = [("headrace-code", error.code)] if error.code else []
         if error.retry_after is not None:
-            said.append(("retry-after", f"{error.retry_after:.0f}"))
-        await context.abort(getattr(self._grpc.StatusCode, code), error.message, tuple(said))
+            metadata.append(("retry-after", f"{error.retry_after:.0f}"))
+        await context.abort(getattr(self._grpc.StatusCode, code), error.message, tuple(metadata))
 
     def _about(
         self, path: str, kind: str, field: str = "", *, named: bool = False
     ) -> Callable[[GrpcCall], Awaitable[None]]:
-        """Return a method that answers with the JSON of a route, or whether its status is 200.
-        `field`: the one that a list fills; `named`: the path is the end of that of a model, which a
-        message names."""
+        """Return a method that answers with a route's JSON, or with whether its status is 200.
+        `field`: field that the JSON, a list, fills; `named`: `path` follows the path of the model
+        that the message names."""
 
         async def about(call: GrpcCall) -> None:
             model = model_path(*read_named(await self._message(call))) if named else ""
@@ -276,20 +276,20 @@ class GrpcPort:
                 await self._write(call, stream_response(None, _error(answer).message, name))
 
     async def _inferred(self, call: GrpcCall, data: bytes, write: Write) -> Answer:
-        """Run a program by a request."""
+        """Run a program on a request."""
         BODY_SIZE.set(len(data))
-        told = await self._service.hands.beside(read_call, data)
+        inference = await self._service.hands.beside(read_call, data)
         left = call.context.time_remaining()
-        # A client without a deadline has one in some centuries.
+        # gRPC reports a missing deadline as one that is centuries away.
         most = None if left is None or left * 1e6 > MOST_TIMEOUT else max(1, int(left * 1e6))
-        pieces, length = told.pieces(most)
+        pieces, length = inference.pieces(most)
         headers = [
             (b"content-type", b"application/octet-stream"),
             (LENGTH_HEADER.lower().encode(), str(length).encode()),
         ]
         del data
-        answer = await self._exchange(call, "POST", told.path, pieces, headers, write)
-        answer.headers[_ID] = told.id
+        answer = await self._exchange(call, "POST", inference.path, pieces, headers, write)
+        answer.headers[_ID] = inference.id
         return answer
 
     async def _message_of(self, answer: Answer) -> Any:
@@ -299,8 +299,8 @@ class GrpcPort:
     # Messages
 
     async def _message(self, call: GrpcCall, silent: float = 0.0) -> Any:
-        """Read a message; None: there are no more. `silent`: seconds that a client may let pass
-        before it sends one. Raises `Overloaded`, `RequestTimeout`, `MalformedMessage`."""
+        """Read a message; return None at the stream's end. `silent`: maximum seconds that the
+        client may take to send it. Raises `Overloaded`, `RequestTimeout`, `MalformedMessage`."""
         seconds = silent or BODY_SECONDS + self._most / BODY_RATE
         self._places.take(call.owner, 1)
         try:
@@ -334,8 +334,8 @@ class GrpcPort:
         headers: list[tuple[bytes, bytes]] | None = None,
         write: Write | None = None,
     ) -> Answer:
-        """Show a call to the application; return the answer. `write` gets one with status 200
-        first; its errors are raised. A caller that is cancelled is a client that leaves."""
+        """Present a call to the application as an exchange; return the answer. `write` first
+        gets an answer with status 200; its errors are raised. A cancelled call is a disconnect."""
         answer, left, failed = Answer(), pieces or [b""], list[Exception]()
         app: ASGIApp = self.app
         scope: dict[str, Any] = {
@@ -396,13 +396,13 @@ def _text(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
 
 def _error(answer: Answer) -> HeadraceError:
     """Return the error of an answer, in the form of KServe v2 or in OpenAI's."""
-    said: Mapping[str, Any] = {}
+    fields: Mapping[str, Any] = {}
     with suppress(Undecodable):
-        said = any_json(answer.body)
-    if isinstance(said.get("error"), dict):
-        said = {**said["error"], "error": said["error"].get("message")}
-    error = HeadraceError(str(said.get("error") or f"status {answer.status}"))
-    error.code = said.get("code")
+        fields = any_json(answer.body)
+    if isinstance(fields.get("error"), dict):
+        fields = {**fields["error"], "error": fields["error"].get("message")}
+    error = HeadraceError(str(fields.get("error") or f"status {answer.status}"))
+    error.code = fields.get("code")
     wait = answer.headers.get("retry-after", "")
     error.retry_after = float(wait) if wait.isdecimal() else None
     return error

@@ -13,7 +13,7 @@ class Certificates:
 
     def __init__(self, grpc: Any, key: Path, chain: Path, clients: Path | None) -> None:
         """Read the files. `clients`: the CA that must have signed the clients' certificates. Raises
-        `OSError`, also for a list of revoked certificates, which gRPC would not heed."""
+        `OSError`, also for a revocation list, which gRPC would ignore."""
         self._grpc = grpc
         self._files = [key, chain, *([clients] if clients else [])]
         self._mutual = clients is not None

@@ -64,8 +64,8 @@ class Hands:
         large: bool | None = None,
         **named: Any,
     ) -> Result:
-        """Run `work(*arguments)` in a thread and return its result. `large`: whether the work is;
-        None: judge it by the size of the body.
+        """Run `work(*arguments)` in a thread and return its result. `large`: whether it is large
+        work; None: decide by the size of the body.
 
         Raises its errors, and `Overloaded` if too much waits. If the client leaves
         (`ClientDisconnect`), or the task is cancelled, it is not begun; if already begun, its

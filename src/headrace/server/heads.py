@@ -42,7 +42,7 @@ class Heads:
             found = next((task.result() for task in done if task.result() is not True), None)
             return found or {"type": "http.disconnect"}  # type: ignore[return-value]
 
-        async def said(message: Message) -> None:
+        async def send_head(message: Message) -> None:
             if over.is_set():
                 return
             if message["type"] == "http.response.start":
@@ -52,7 +52,7 @@ class Heads:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         try:
-            await self._app(inner, heard, said)
+            await self._app(inner, heard, send_head)
         except ClientDisconnect:
             if not over.is_set():
                 raise

@@ -37,11 +37,11 @@ PARAMETERS = (
 """Parameters of a request; `timeout` is in microseconds, as Triton has it."""
 MOST_TIMEOUT = 10**12
 MANY = 4096
-"""Elements of outputs in JSON from which they are written in a thread."""
+"""Elements of JSON outputs from which a thread writes them."""
 
 
 class ProgramRoutes:
-    """The programs of one server."""
+    """Inference routes of one server's programs."""
 
     def __init__(self, service: Service, engine: ProgramEngine) -> None:
         self.service, self.engine = service, engine
@@ -49,7 +49,7 @@ class ProgramRoutes:
         self.read = self.ocr.read
 
     def find(self, name: str, version: str | None = None) -> ServedProgram:
-        """Return a program. Raises `NotFound` for another name or version."""
+        """Return a program. Raises `NotFound` for an unknown name or version."""
         program = self.engine.find(name)
         own = self.version(program)
         if version is not None and version != own:
@@ -76,8 +76,8 @@ class ProgramRoutes:
         service = self.service
         service.check_open(request.scope)
         program = self.find(name, version)
-        said = await self._read(request)
-        unknown = sorted(said.parameters.keys() - set(PARAMETERS))
+        inference = await self._read(request)
+        unknown = sorted(inference.parameters.keys() - set(PARAMETERS))
         if unknown:
             allowed = f"allowed: {', '.join(PARAMETERS)}"
             wrong = f"the parameter {unknown[0]!r:.80} is not known; {allowed}"
@@ -87,18 +87,18 @@ class ProgramRoutes:
         request.scope["headrace.usage"] = Usage(name)
         work = self.engine.run(
             program,
-            said.inputs,
-            seed=_whole(said, "seed", 2**63),
-            urgency=_class(said),
-            timeout=_whole(said, "timeout", MOST_TIMEOUT) / 1e6 or math.inf,
-            stream=_text(said, "stream"),
-            step=_step(said),
+            inference.inputs,
+            seed=_whole(inference, "seed", 2**63),
+            urgency=_class(inference),
+            timeout=_whole(inference, "timeout", MOST_TIMEOUT) / 1e6 or math.inf,
+            stream=_text(inference, "stream"),
+            step=_step(inference),
             owner=CALLER.get().owner,
         )
         outputs = await while_connected(request.receive, work)
         service.bodies.take(request.scope, sum(one.nbytes for one in outputs.values()))
         many = sum(one.size for one in outputs.values()) > MANY
-        write = (said, outputs, name, self.version(program))
+        write = (inference, outputs, name, self.version(program))
         body, length = (
             await service.hands.run(write_outputs, *write) if many else write_outputs(*write)
         )
@@ -132,7 +132,7 @@ class ProgramRoutes:
             most=self.service.options.max_body,
             owner=CALLER.get().owner,
         )
-        return _told(await while_connected(request.receive, work))
+        return _stream_reply(await while_connected(request.receive, work))
 
     def cameras(self, request: Request) -> Response:
         """Open a session of cameras."""
@@ -142,7 +142,7 @@ class ProgramRoutes:
         self.engine.close_stream(stream, CALLER.get().owner, self.find(name))
 
 
-def _told(opened: OpenStream) -> dict[str, Any]:
+def _stream_reply(opened: OpenStream) -> dict[str, Any]:
     stream = opened.admitted.stream
     return {
         "id": opened.id,
@@ -164,35 +164,35 @@ def _wrong(name: str, value: Any, allowed: str) -> InvalidRequest:
     return InvalidRequest(f"{name} is {value!r:.40}; allowed: {allowed}", param="parameters")
 
 
-def _whole(said: Inference, name: str, most: int) -> int:
-    found = said.parameters.get(name, 0)
+def _whole(inference: Inference, name: str, most: int) -> int:
+    found = inference.parameters.get(name, 0)
     if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= most:
         raise _wrong(name, found, f"integers from 0 to {most}")
     return found
 
 
-def _text(said: Inference, name: str) -> str | None:
-    found = said.parameters.get(name)
+def _text(inference: Inference, name: str) -> str | None:
+    found = inference.parameters.get(name)
     if found is not None and not (isinstance(found, str) and len(found) <= 128):
         raise _wrong(name, found, "a text of at most 128 characters")
     return found
 
 
-def _class(said: Inference) -> int:
-    found = said.parameters.get("class", "interactive")
+def _class(inference: Inference) -> int:
+    found = inference.parameters.get("class", "interactive")
     if not isinstance(found, str) or found not in CLASSES:
         raise _wrong("class", found, ", ".join(CLASSES))
     return CLASSES[found]
 
 
-def _step(said: Inference) -> SequenceStep | None:
-    """Read the place in a sequence; an id of 0 or "" is none."""
-    found = said.parameters.get("sequence_id", 0)
+def _step(inference: Inference) -> SequenceStep | None:
+    """Return the position in a sequence, or None for an id of 0 or ""."""
+    found = inference.parameters.get("sequence_id", 0)
     if isinstance(found, bool) or not isinstance(found, int | str) or len(str(found)) > 128:
         raise _wrong("sequence_id", found, "an integer, or a text of at most 128 characters")
     flags = []
     for name in ("sequence_start", "sequence_end"):
-        flag = said.parameters.get(name, False)
+        flag = inference.parameters.get(name, False)
         if not isinstance(flag, bool):
             raise _wrong(name, flag, "true, false")
         flags.append(flag)

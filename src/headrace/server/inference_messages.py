@@ -54,7 +54,7 @@ TYPES = MessageTypes(
 """`Named` is ModelReadyRequest and ModelMetadataRequest, `Truth` each answer of one flag."""
 _WIDTHS = {"int8": "int", "int16": "int", "int32": "int", "uint8": "uint", "uint16": "uint"}
 _WIDTHS |= {"uint32": "uint", "float32": "fp32", "float64": "fp64"}
-"""numpy's name → beginning of the name of a field of `TensorContents`, if it is not that name."""
+"""numpy's name → prefix of a field's name in `TensorContents`, where the two differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class InferCall:
     """Elements of the inputs, which follow the JSON."""
 
     def pieces(self, microseconds: int | None) -> tuple[list[bytes], int]:
-        """Return the body in pieces, and the length of its JSON. `microseconds`: from now to the
-        deadline of the call, which the request's own may precede; None: it has none."""
+        """Return the body in pieces, and the length of its JSON. `microseconds`: time left until
+        the call's deadline (an earlier one of the request stays); None: no deadline."""
         parameters = self.head["parameters"]
         if microseconds is not None:
             given = parameters.get("timeout")
@@ -81,7 +81,7 @@ class InferCall:
 
 
 def model_path(name: str, version: str, last: str = "") -> str:
-    """Return the path of a model. Raises `InvalidRequest` for a name that no path has."""
+    """Return the path of a model. Raises `InvalidRequest` for a name that a path cannot hold."""
     for param, text in (("model_name", name), ("model_version", version)):
         if len(text) > MOST_NAME or "/" in text or (param == "model_name" and not text):
             allowed = f"allowed are 1 to {MOST_NAME} characters without a slash"
@@ -106,10 +106,10 @@ def read_call(data: bytes) -> InferCall:
         wrong = f"{len(raw)} raw contents of {len(inputs)} inputs"
         raise InvalidRequest(f"{wrong}; allowed are none, or one each", param="raw_input_contents")
     tensors: list[bytes] = []
-    said: list[dict[str, Any]] = []
+    described: list[dict[str, Any]] = []
     for place, data in enumerate(inputs):
         one, param = _parsed("InferInputTensor", data), f"inputs[{place}]"
-        # With a size too many the reader refuses the shape.
+        # With one size above the maximum the reader refuses the shape.
         shape = list(one.shape[: MOST_RANK + 1])
         if raw and one.HasField("contents"):
             wrong = "both contents and raw_input_contents; allowed is one"
@@ -118,14 +118,14 @@ def read_call(data: bytes) -> InferCall:
         parameters = _parameters(one.parameters, f"{param}.parameters")
         parameters["binary_data_size"] = len(tensors[-1])
         tensor = {"name": one.name, "datatype": one.datatype, "shape": shape}
-        said.append({**tensor, "parameters": parameters})
+        described.append({**tensor, "parameters": parameters})
     outputs = []
     for place, data in enumerate(message.outputs):
         asked = _parsed("InferRequestedOutputTensor", data)
         parameters = _parameters(asked.parameters, f"outputs[{place}].parameters")
         outputs.append({"name": asked.name, "parameters": {**parameters, "binary_data": True}})
     parameters = {**_parameters(message.parameters, "parameters"), "binary_data_output": True}
-    head = {"id": message.id, "parameters": parameters, "inputs": said, "outputs": outputs}
+    head = {"id": message.id, "parameters": parameters, "inputs": described, "outputs": outputs}
     path = model_path(message.model_name, message.model_version, "/infer")
     return InferCall(path, message.id, head, tensors)
 
@@ -153,7 +153,7 @@ def _parsed(name: str, data: bytes) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """Return a value. Raises `MalformedMessage` for bytes, which a text is if it is not UTF-8."""
+    """Return a value. Raises `MalformedMessage` for bytes: a text that is not UTF-8."""
     if isinstance(value, bytes):
         raise MalformedMessage("a text of the message is not UTF-8")
     return value

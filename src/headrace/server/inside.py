@@ -127,7 +127,7 @@ async def post(
 
 def _log(scope: dict[str, Any], answer: Answer, begin: float) -> None:
     """Write the line of the access log, as for a request that came over HTTP."""
-    said = {
+    fields = {
         "request_id": scope["headrace.request_id"],
         "method": "POST",
         "path": scope["path"],
@@ -135,4 +135,4 @@ def _log(scope: dict[str, Any], answer: Answer, begin: float) -> None:
         "seconds": round(time.perf_counter() - begin, 6),
         "inside": True,
     }
-    log_exchange(logging.INFO, said, scope, begin)
+    log_exchange(logging.INFO, fields, scope, begin)

@@ -75,27 +75,27 @@ def keep(serve: Callable[[Life], int], prepare: Callable[[], None]) -> int:
     while True:
         begun = time.monotonic()
         end, held = os.pipe()
-        told, news = os.pipe()
+        reports, news = os.pipe()
         # A signal between the fork and the new handlers stays pending until the child has them.
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         child = os.fork()
         if child == 0:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-            os.close(told)
+            os.close(reports)
             _follow(end, held)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
             return serve(Life(restarts, news))
         os.close(end)
         os.close(news)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        if not prepared and _serves(child, told):
+        if not prepared and _serves(child, reports):
             _prepare(prepare)
             prepared = True
         code = _wait(child)
         child = 0
         os.close(held)
-        os.close(told)
+        os.close(reports)
         if code >= 0 or stopping:
             return code if code >= 0 else 128 - code
         restarts += 1
@@ -110,20 +110,20 @@ def keep(serve: Callable[[Life], int], prepare: Callable[[], None]) -> int:
 
 
 def _wait(child: int) -> int:
-    """Wait for the child's end; other ended processes are orphans that a container's first process
-    adopts."""
+    """Wait for the child's end. Other processes that end are orphans, which a container's first
+    process adopts."""
     while True:
         ended, status = os.waitpid(-1, 0)
         if ended == child:
             return os.waitstatus_to_exitcode(status)
 
 
-def _serves(child: int, told: int) -> bool:
+def _serves(child: int, reports: int) -> bool:
     """Wait until the child has served for a moment; return False if it ends before."""
     since = 0.0
     while not since or time.monotonic() - since < SETTLE:
-        if select.select([told], [], [], LOOK)[0]:
-            if not os.read(told, 1):
+        if select.select([reports], [], [], LOOK)[0]:
+            if not os.read(reports, 1):
                 return False  # The pipe was closed: the child has ended.
             since = time.monotonic()
         # A process of the child's may still hold the pipe. The child stays waitable.

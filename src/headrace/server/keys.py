@@ -74,6 +74,8 @@ def hash_of(key: str) -> str:
 
 def read_keys(path: Path) -> list[Key]:
     """Read the key file. Raises `OptionError` naming the file and the entry."""
+    if not path.exists():
+        raise OptionError(f"no keys: {path} is not there; headrace keys add makes it", param="keys")
     read = read_toml(path, f"the keys in {path}", "keys")
     entries = read.pop("key", [])
     if read or not isinstance(entries, list) or len(entries) > MAX_KEYS:

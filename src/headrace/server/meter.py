@@ -45,7 +45,7 @@ class _KeptByOthers(Collector):
     def __init__(
         self, name: str, help_: str, label: str | None, values: Callable[[], Mapping[str, float]]
     ) -> None:
-        """Show `values` by the values of a label; None: the only value."""
+        """Export `values`, keyed by the values of `label`; None: a single value."""
         self._name, self._help, self._values = name, help_, values
         self._labels = [] if label is None else [label]
 
@@ -101,8 +101,8 @@ class HttpMeter:
             def totals(name: str = name) -> dict[str, float]:
                 return {one.key.name: getattr(one.totals, name) for one in accounts or ()}
 
-            told = _KeptByOthers(f"headrace_key_{name}", f"{words} by API key.", "key", totals)
-            self.registry.register(told)
+            metric = _KeptByOthers(f"headrace_key_{name}", f"{words} by API key.", "key", totals)
+            self.registry.register(metric)
         self._exchanges = counter(
             "headrace_http_requests",
             "HTTP exchanges by route and status; 499: the client left.",

@@ -120,13 +120,13 @@ class Pins:
             account=None if accounts is None else accounts.named(pin.key),
             owner=pin.key,
         )
-        said = json.loads(answer.body)
+        reply = json.loads(answer.body)
         if answer.status == 200:
-            usage = said["usage"]
+            usage = reply["usage"]
             pin.tokens, pin.problem = usage["prompt_tokens"], ""
             pin.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         else:
-            pin.problem = said["error"]["message"]
+            pin.problem = reply["error"]["message"]
         return answer
 
 

@@ -11,7 +11,7 @@ from .fields import Body
 
 
 class StreamBody(Body):
-    """A periodic stream that asks to be admitted."""
+    """Request to admit a periodic stream."""
 
     shapes: dict[str, list[int]] = Field(description="Shape of each input of a run.")
     values: dict[str, float] = Field(
@@ -44,7 +44,7 @@ Three = Annotated[list[Annotated[float, Field(ge=-1e6, le=1e6)]], Field(min_leng
 
 
 class CameraBody(Body):
-    """A camera that is opened in a session."""
+    """Request to open a camera in a session."""
 
     camera: str = Field(min_length=1, max_length=64, description="Its name.")
     model: str = Field(description="A program that takes one picture, or a pipeline that reads.")

@@ -40,8 +40,8 @@ class OcrRoutes:
         self._pipelines: dict[str, OcrPipeline] = {}
 
     def find(self, name: str | None) -> OcrPipeline:
-        """Return a pipeline; without a name the only one. Raises `ModelNotFound`,
-        `InvalidRequest`, and `UnsupportedModel` if its programs are no PP-OCR."""
+        """Return the named pipeline, or the only one if no name is given. Raises `ModelNotFound`,
+        `InvalidRequest`, and `UnsupportedModel` if its programs are not PP-OCR."""
         programs = self.engine.programs
         names = pipeline_names(programs)
         if not names:
@@ -68,7 +68,7 @@ class OcrRoutes:
         return await while_connected(request.receive, self._read(pipeline, data, body))
 
     async def _read(self, pipeline: OcrPipeline, data: bytes, body: OcrBody) -> dict[str, Any]:
-        RECEIVE.set(None)  # The caller watches over the connection, for all steps.
+        RECEIVE.set(None)  # The caller watches the connection during all steps.
         service, rule = self._service, Reducing(LONGEST)
         picture: Picture
 
@@ -101,16 +101,16 @@ class OcrRoutes:
         timeout: float,
         prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> list[dict[str, Any]]:
-        """Read a picture's lines in a job. `timeout`: seconds to its deadline; `prepare`: work
-        after which `picture` is there. Raises as `ProgramJobs.begun` and `OcrPipeline.read`."""
+        """Read a picture's lines in a job. `timeout`: seconds to its deadline; `prepare`: work that
+        precedes `picture()`. Raises as `ProgramJobs.begun` and `OcrPipeline.read`."""
         owner = CALLER.get().owner
         begun = self.engine.jobs.begun(
             pipeline.name, urgency=urgency, timeout=timeout, owner=owner, prepare=prepare
         )
         async with begun as job:
-            # A small file may have a large picture.
-            beside = partial(self._service.hands.run, large=True)
-            return [asdict(one) for one in await pipeline.read(job, picture(), beside)]
+            # A small file may decode to a large picture.
+            in_thread = partial(self._service.hands.run, large=True)
+            return [asdict(one) for one in await pipeline.read(job, picture(), in_thread)]
 
 
 def picture_bytes(text: str) -> bytes:

@@ -1,7 +1,7 @@
-"""The models of a server that come and go while it serves.
+"""Models loaded and unloaded while a server runs.
 
-An operator loads and unloads them. Ollama's `keep_alive` lets one rest: its memory is free, its
-names stay, and the next request for it loads it again. The first model stays.
+An operator loads and unloads them. Ollama's `keep_alive` lets one rest: its memory is freed, its
+names stay, and the next request for it reloads it. The first model stays loaded.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from .service import Service
 
 LOOK_SECONDS = 0.25
-"""Seconds between two looks at the models whose time is up."""
+"""Seconds between two checks for models whose time is up."""
 GRACE_SECONDS = 0.5
-"""Seconds in which requests that have chosen a model reach its engine."""
+"""Seconds allowed for requests that have chosen a model to reach its engine."""
 
 LONGEST_SECONDS = 100 * 365.25 * 86400.0
-"""Longest rest that is counted: later dates cannot be written."""
+"""Longest `keep_alive` that is counted: later dates cannot be written."""
 
 
 class Residents:
@@ -46,28 +46,28 @@ class Residents:
         group: EngineGroup,
         attach: Callable[[Service, Member, Sequence[str]], None],
     ) -> None:
-        """`attach`: opens a service with a ready engine, under names."""
+        """Manage a group. `attach`: opens a service with a ready engine, under names."""
         self.resting: list[Service] = []
-        """Services of models that are not loaded and come back when they are asked for."""
+        """Services of unloaded models that the next request reloads."""
         self._service = service
         self._group = group
         self._attach = attach
         self._numbers = {one: number for number, one in enumerate(service.models)}
         self._chosen = {one: group.chosen[number] for one, number in self._numbers.items()}
         self._turn = asyncio.Lock()
-        """Held while models are loaded or unloaded, one at a time."""
+        """Lock: one model is loaded or unloaded at a time."""
         self._keep: dict[Service, float] = {}
-        """Seconds that a model stays after its last request; without an entry it stays."""
+        """Seconds that a model stays after its last request; a model without an entry stays."""
         self._used: dict[Service, float] = {}
-        """Time when a model was last seen to have a request."""
+        """Time at which a model was last seen to have a request."""
 
     def number(self, service: Service) -> int:
         """Return a loaded model's number in the group."""
         return self._numbers[service]
 
     async def load(self, word: str) -> Service:
-        """Load `NAME[:option=value,...]`. Raises `InvalidRequest` if it cannot be served, with the
-        bytes that lack if it does not fit, and `ModelNotFound`."""
+        """Load `NAME[:option=value,...]`. Raises `ModelNotFound`, and `InvalidRequest` if it cannot
+        be served; if it does not fit, the error has the missing bytes."""
         first = self._group.chosen[0].options
         plain: dict[str, Any] = {
             spec.name: spec.default for spec in fields(EngineOptions) if spec.name in OWN
@@ -100,8 +100,8 @@ class Residents:
         return service
 
     async def unload(self, name: str, *, rest: bool = False) -> None:
-        """Finish the requests of a model and give its memory back. `rest`: its names stay, and the
-        next request for it loads it again.
+        """Finish a model's requests and free its memory. `rest`: its names stay, and the next
+        request reloads it.
 
         Raises `ModelNotFound`, and `InvalidRequest` for the first model.
         """
@@ -109,6 +109,7 @@ class Residents:
             for one in self.resting:
                 if name in one.names and not rest:
                     self.resting.remove(one)
+                    del self._chosen[one]
                     return
             service = next((one for one in self._service.models if name in one.names), None)
             if service is None:
@@ -129,7 +130,7 @@ class Residents:
             await self._group.unload(self._numbers.pop(service), seconds)
 
     async def wanted(self, name: str) -> None:
-        """Load the model of this name again if it rests. Raises as `load`."""
+        """Reload the model of this name if it rests. Raises as `load`."""
         if self.at_rest(name) is not None:
             # An errand: it goes on for others if this caller leaves.
             loading = self._service.tasks.errand("load model", self._wake(name))
@@ -150,25 +151,25 @@ class Residents:
     # Ollama's habit
 
     def keep(self, service: Service, seconds: float) -> None:
-        """Let a model rest so many seconds after its last request; infinity: it stays."""
+        """Let a model rest `seconds` after its last request; infinity: it stays."""
         self._keep.pop(service, None)
         if service in self._service.models[1:] and math.isfinite(seconds):
             self._keep[service] = seconds
             self._used[service] = time.monotonic()
 
     def used(self, service: Service) -> None:
-        """Note that a request has come for a model."""
+        """Record a request for a model."""
         self._used[service] = time.monotonic()
 
     def expires_in(self, service: Service) -> float:
-        """Return the seconds after which a model rests if no request comes; infinity: it stays."""
+        """Return the seconds until a model rests if no request comes; infinity: it stays."""
         seconds = self._keep.get(service)
         if seconds is None:
             return math.inf
         return max(0.0, seconds - (time.monotonic() - self._used[service]))
 
     async def watch(self) -> None:
-        """Let models rest when their time is up, for ever."""
+        """Let models rest when their time is up; never return."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = time.monotonic()
@@ -177,13 +178,13 @@ class Residents:
                 if number is None or self._group.members[number].wanted:
                     self._used[service] = now
                 elif now - self._used[service] >= max(GRACE_SECONDS, self._keep[service]):
-                    with suppress(ModelNotFound):  # An operator was faster.
+                    with suppress(ModelNotFound):  # An operator has unloaded it meanwhile.
                         await self.unload(service.name, rest=True)
 
 
 def kept_seconds(keep_alive: Any) -> float:
-    """Return the seconds of Ollama's `keep_alive`: a number of them, or a text as `5m`; below 0
-    or above a century: infinity. Raises `InvalidRequest`."""
+    """Return the seconds of Ollama's `keep_alive`: a number of seconds, or a text such as `5m`.
+    Negative values and more than a century are infinity. Raises `InvalidRequest`."""
     if isinstance(keep_alive, bool) or not isinstance(keep_alive, int | float | str):
         raise InvalidRequest("keep_alive must be seconds, or a time as in 5m", param="keep_alive")
     text = str(keep_alive).strip()

@@ -141,7 +141,7 @@ class ServerProcess:
         `sockets`: those of `take_ports`; None: `run` opens them. `life`: set if a parent restarts
         this process. `served`: the signed profile that `start_engine` applies to the engine.
         `hears`: for each model, whether it transcribes. `start_programs` starts foreign programs
-        that are served beside the engine.
+        that are served in addition to the engine.
         """
         options.verify()
         if any(hears[:1]) and options.files:
@@ -294,10 +294,10 @@ class ServerProcess:
         return 128 + signal.SIGINT if self._signal == signal.SIGINT else 0
 
     async def _grpc(self, app: Application) -> GrpcPort | None:
-        """Listen for gRPC, if it is wanted. Raises `OptionError`, `PackageAbsent`."""
+        """Listen for gRPC if the options ask for it. Raises `OptionError`, `PackageAbsent`."""
         if self._options.grpc_port is None:
             return None
-        # Others do without its imports.
+        # Local: other servers do not need its imports.
         port: GrpcPort = import_module("headrace.server.grpc_port").GrpcPort(app)
         await port.start()
         return port

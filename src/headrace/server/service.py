@@ -61,7 +61,7 @@ DRAIN_RETRY = 2.0
 
 
 class Entrance:
-    """The entrance of a server, common to its models."""
+    """Admission state of a server, shared by its models."""
 
     def __init__(self) -> None:
         self.draining = False
@@ -110,28 +110,28 @@ class Service:
         self._ears: Ears | None = None
         self._voices: Voices | None = None
         self.programs: ProgramsFace | None = None
-        """Foreign programs, beside the model or alone."""
+        """Foreign programs, with a model or alone."""
         self.sounds: SoundPrompts | None = None
         """Preparation of a chat's sounds; None if the model takes none."""
         self.pictures: PicturePrompts | None = None
         """Preparation of a chat's pictures; None if the model takes none."""
         self.places = Foreign(())
-        """Cutter of the tokens that stand for them, in the texts of all roles."""
+        """Cutter of their placeholder tokens, in the texts of all roles."""
         self._defaults = SamplingParams()
         self._speech = Speech()
         self._speeches: dict[str | None, Speech] = {}
         """Answer formats by the template that wrote the prompt."""
 
     def beside(self) -> Service:
-        """Return the service of one model more, to be opened and put among `models`."""
+        """Return an unopened service for one more model; its caller adds it to `models`."""
         other = copy(self)
         other._engine = other._ears = other._voices = other.sounds = other.pictures = None
         other._names = []
         return other
 
     def open(self, engine: ServingEngine, names: Sequence[str] = ()) -> None:
-        """Serve text with the ready engine, under these names; none: those of the options, or its
-        own."""
+        """Serve text with the ready engine under these names; without any, those of the options or
+        the engine's own."""
         self._engine = engine
         self._names = list(names)
         self._defaults = default_sampling(engine.files)
@@ -148,20 +148,20 @@ class Service:
         self._voices = voices
 
     def run_with(self, programs: ProgramsFace, *, alone: bool) -> None:
-        """Serve foreign programs; `alone`: and nothing else."""
+        """Serve foreign programs; `alone`: nothing else is served."""
         self.programs = programs
         self._alone = programs.engine if alone else None
 
     def runs(self, name: str) -> bool:
-        """Tell whether requests for this name go to foreign programs."""
+        """Whether requests for this name go to foreign programs."""
         return self._alone is not None or (
             self.programs is not None and name in self.programs.engine.programs
         )
 
     @property
     def routes_of_programs(self) -> ProgramsFace:
-        """The routes of foreign programs. Raises `Overloaded` while they load, and `NotFound` if
-        there are none."""
+        """The routes of foreign programs. Raises `Overloaded` while they load, `NotFound` without
+        any."""
         if self.programs is None:
             _ = self.served
             raise NotFound(
@@ -177,7 +177,7 @@ class Service:
 
     @property
     def served(self) -> ServingEngine | HearingEngine | ProgramEngine:
-        """The engine, of whichever kind. Raises `Overloaded` while the model loads."""
+        """The engine, of any kind. Raises `Overloaded` while the model loads."""
         if self._ears is not None:
             return self._ears.engine
         if self._alone is not None:
@@ -260,14 +260,14 @@ class Service:
 
     @property
     def all_names(self) -> list[str]:
-        """Names of all models of the server, of those at rest too."""
+        """Names of all models of the server, including resting ones."""
         resting = [] if self.residents is None else self.residents.resting
         return [name for one in (*self.models, *resting) for name in one.names]
 
     def choose(self, name: str | None, *, resting: bool = False) -> Service:
-        """Return the service of the model, or of the model with the adapter, of this name. Without
-        a name it is this one, and for an unknown one too: `check_model` refuses that. `resting`:
-        also of one at rest, which can be described and cannot answer."""
+        """Return the service of the model, or of the adapter's model, with this name. Without a
+        name, or for an unknown one (which `check_model` refuses), return this service. `resting`:
+        also find a resting model, which can be described but cannot answer."""
         if name and resting and self.residents is not None:
             found: Service | None = self.residents.at_rest(name)
             if found is not None:
@@ -335,8 +335,8 @@ class Service:
         return name if name and name not in self.names and name in loaded else None
 
     def check_new_name(self, name: str) -> None:
-        """Raise `InvalidRequest` if a new adapter would have the name of a model, or of another
-        model's adapter."""
+        """Raise `InvalidRequest` if a model, or an adapter of a different model, has the name of a
+        new adapter."""
         if name in self.all_names:
             raise InvalidRequest(f"the name {name[:200]!r} is a model's", param="lora_name")
         if self.with_adapter(name) not in (None, self):

@@ -1,4 +1,4 @@
-"""The door of sessions over a websocket, and the reading of their messages."""
+"""Admission of websocket sessions, and the reading of their messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class UpgradeNeeded(InvalidRequest):
 
 
 def check_socket(request: Request) -> None:
-    """Raise `UpgradeNeeded` for a request that is no websocket."""
+    """Raise `UpgradeNeeded` unless the request is a websocket's handshake."""
     if "headrace.socket" not in request.scope:
         raise UpgradeNeeded(
             "a session needs a websocket; where the client asked for one, the server lacks the "
@@ -40,13 +40,13 @@ def check_socket(request: Request) -> None:
 
 
 class SessionReply(Response):
-    """Response to a handshake: it lasts for the whole session, which holds a place."""
+    """Response to a handshake; lasts for the whole session, which counts toward the limit."""
 
     protocol = ""
-    """Subprotocol that is accepted if it is offered; otherwise the first one is."""
+    """Subprotocol to accept if the client offers it; otherwise its first offer is accepted."""
 
     def __init__(self, service: Service, request: Request) -> None:
-        """Take the session in. Raises as `Service.enter`."""
+        """Admit the session. Raises as `Service.enter`."""
         super().__init__(status_code=101)
         del self.headers["content-length"]
         service.enter(request.scope)
@@ -84,8 +84,8 @@ async def read_messages(
     tell: Callable[[HeadraceError], Awaitable[None]],
     most: float | None = None,
 ) -> bool:
-    """Take a client's messages until there are no more (return False), or the session has to end,
-    which the client is told (return True). `most`: seconds that it may last."""
+    """Process a client's messages until it leaves (return False), or the session must end (report
+    the reason, return True). `most`: maximum seconds of the session."""
     begun = heard = time.monotonic()
     coming: asyncio.Future[Message] = asyncio.ensure_future(receive())
     try:

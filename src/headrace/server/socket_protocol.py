@@ -1,5 +1,5 @@
-"""A websocket's connection: uvicorn's, with limits on held data and on how long a client may not
-read."""
+"""A websocket's connection: uvicorn's, with limits on held data and on the time that a client does
+not read."""
 
 from __future__ import annotations
 

@@ -37,14 +37,14 @@ class SpeakingRoutes:
     def __init__(
         self, service: Service, own: Speaker | None, others: Mapping[str, Speaker]
     ) -> None:
-        """`own`: the speaker of the service's model; `others`: those of programs, by name."""
+        """Serve speakers. `own`: the model's; `others`: those of programs, by name."""
         self._service, self._own, self._others = service, own, others
 
     @classmethod
     def of(
         cls, service: Service, engine: ServingEngine | None, programs: ProgramEngine | None
     ) -> SpeakingRoutes:
-        """Open the voices of a model that has some, and of programs. Raises as `CodecSpeaker.of`
+        """Open the voices of a model, if it has any, and of programs. Raises as `CodecSpeaker.of`
         does."""
         own = None if engine is None else CodecSpeaker.of(engine)
         return cls(service, own, {} if programs is None else program_speakers(service, programs))
@@ -89,12 +89,12 @@ class SpeakingRoutes:
 def program_speakers(service: Service, engine: ProgramEngine) -> dict[str, Speaker]:
     """Return the speakers of the programs that have voices, by name."""
 
-    async def beside(work: Callable[..., str], *arguments: str) -> str:
-        RECEIVE.set(None)  # The reply watches over the connection, for all steps.
+    async def in_thread(work: Callable[..., str], *arguments: str) -> str:
+        RECEIVE.set(None)  # The reply watches the connection during all steps.
         return await service.decoders.run(work, *arguments)
 
     return {
-        name: ProgramSpeaker(engine, program, beside)
+        name: ProgramSpeaker(engine, program, in_thread)
         for name, program in engine.programs.items()
         if program.voice is not None
     }

@@ -49,7 +49,7 @@ class SpeechBody(Body, neglects="speech"):
     )
 
     def given(self) -> dict[str, Any]:
-        """Return the fields that a speaker may take, of those that are set; `speed` 1 is none."""
+        """Return the set fields that a speaker may take; `speed` 1 counts as unset."""
         names = "temperature top_p repetition_penalty seed max_tokens priority phonemes timeout"
         found = {name: getattr(self, name) for name in names.split()}
         found |= {"class": self.urgency, "speed": None if self.speed == 1 else self.speed}

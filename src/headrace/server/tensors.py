@@ -44,7 +44,7 @@ class Inference:
 
     inputs: dict[str, Array] = field(repr=False)
     outputs: dict[str, bool]
-    """Wanted outputs, each with whether it comes as binary; empty: all, as `binary` says."""
+    """Wanted outputs → whether each comes as binary; empty: all of them, as `binary` says."""
     binary: bool
     id: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -85,10 +85,10 @@ def read_infer(body: bytes | memoryview, length: str | int | None = None) -> Inf
     view = memoryview(body)
     at = json_length(length, len(view))
     try:
-        said = _read(bytes(view[:at]))
+        parsed = _read(bytes(view[:at]))
     except Undecodable as error:
         raise InvalidRequest(f"the request is no inference request: {error}") from None
-    for what, tensors in (("inputs", said.inputs), ("outputs", said.outputs)):
+    for what, tensors in (("inputs", parsed.inputs), ("outputs", parsed.outputs)):
         names = [one.name for one in tensors]
         if len(names) > MOST_TENSORS:
             raise _wrong(what, f"{len(names)} tensors; at most {MOST_TENSORS}")
@@ -96,20 +96,20 @@ def read_infer(body: bytes | memoryview, length: str | int | None = None) -> Inf
             if not 0 < len(name) <= MOST_NAME or names.count(name) > 1:
                 why = f"is empty, longer than {MOST_NAME} or there twice"
                 raise _wrong(what, f"the name {name!r:.80} {why}")
-    binary = _flag(said.parameters, "binary_data_output", "parameters", False)
+    binary = _flag(parsed.parameters, "binary_data_output", "parameters", False)
     inputs = {}
-    for place, one in enumerate(said.inputs):
+    for place, one in enumerate(parsed.inputs):
         inputs[one.name], at = _array(one, view, at, f"inputs[{place}]")
     if at != len(view):
         raise _wrong("inputs", f"{len(view) - at:,} bytes after the last binary_data_size")
     outputs = {}
-    for place, asked in enumerate(said.outputs):
+    for place, asked in enumerate(parsed.outputs):
         param = f"outputs[{place}].parameters"
         for name in ("classification", *_SHARED):
             if asked.parameters.get(name):
                 raise _wrong(param, f"{name} is not supported; take the tensor")
         outputs[asked.name] = _flag(asked.parameters, "binary_data", param, binary)
-    return Inference(inputs, outputs, binary, said.id, said.parameters)
+    return Inference(inputs, outputs, binary, parsed.id, parsed.parameters)
 
 
 def json_length(length: str | int | None, size: int) -> int:
@@ -130,7 +130,7 @@ def _flag(parameters: Mapping[str, Any], name: str, param: str, default: bool) -
 
 
 def _array(one: _Input, view: memoryview, at: int, param: str) -> tuple[Array, int]:
-    """Return an input's array, and the place after its bytes in the body."""
+    """Return an input's array, and the offset after its bytes in the body."""
     if one.datatype not in DATATYPES:
         allowed = ", ".join(DATATYPES)
         raise _wrong(f"{param}.datatype", f"datatype {one.datatype!r:.40}; allowed: {allowed}")
@@ -206,7 +206,7 @@ def write_outputs(
 
     Raises `InvalidRequest` for an output that is not there, or that JSON cannot hold.
     """
-    told: list[dict[str, Any]] = []
+    described: list[dict[str, Any]] = []
     blobs: list[bytes] = []
     wanted = request.outputs or dict.fromkeys(outputs, request.binary)
     for place, (name, binary) in enumerate(wanted.items()):
@@ -215,34 +215,34 @@ def write_outputs(
             there = f"the outputs are: {', '.join(outputs)}"
             raise _wrong(f"outputs[{place}].name", f"no output {name!r:.80}; {there}")
         datatype, shape = _NAMES[array.dtype.name], list(array.shape)
-        told.append({"name": name, "datatype": datatype, "shape": shape})
+        described.append({"name": name, "datatype": datatype, "shape": shape})
         if binary:
             blobs.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
-            told[-1]["parameters"] = {"binary_data_size": len(blobs[-1])}
+            described[-1]["parameters"] = {"binary_data_size": len(blobs[-1])}
             continue
         if unfit := _unfit(array):
             how = f"has {unfit}, which JSON cannot hold; ask for it with binary_data"
             raise _wrong(f"outputs[{place}]", f"output {name:.80} {how}")
-        told[-1]["data"] = array.reshape(-1).tolist()
-    said = {"model_name": model, "outputs": told}
-    said |= {"model_version": version} if version else {}
-    said |= {"id": request.id} if request.id else {}
-    head = msgspec.json.encode(said)
+        described[-1]["data"] = array.reshape(-1).tolist()
+    answer = {"model_name": model, "outputs": described}
+    answer |= {"model_version": version} if version else {}
+    answer |= {"id": request.id} if request.id else {}
+    head = msgspec.json.encode(answer)
     return b"".join([head, *blobs]), len(head) if blobs else None
 
 
 def shown(name: str, array: Array, most: int) -> dict[str, Any]:
     """Return an output for JSON: its elements as numbers if JSON holds them and there are at most
     `most`, else its bytes in base64."""
-    told = {"name": name, "datatype": _NAMES[array.dtype.name], "shape": list(array.shape)}
+    fields = {"name": name, "datatype": _NAMES[array.dtype.name], "shape": list(array.shape)}
     if array.size <= most and not _unfit(array):
-        return {**told, "data": array.reshape(-1).tolist()}
+        return {**fields, "data": array.reshape(-1).tolist()}
     data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    return {**told, "base64": base64.b64encode(data).decode()}
+    return {**fields, "base64": base64.b64encode(data).decode()}
 
 
 def _unfit(array: Array) -> str:
-    """Name what JSON cannot hold; empty if it can hold all."""
+    """Name the values that JSON cannot hold, or return "" if it can hold the array."""
     if array.dtype == np.float16:
         return "FP16"
     return "NaN or an infinity" if array.dtype.kind == "f" and not np.isfinite(array).all() else ""

@@ -16,8 +16,8 @@ from ..base.errors import OptionError
 log = logging.getLogger("headrace.server.tls")
 
 LOOK_SECONDS = 10.0
-TOLD_SECONDS = 60.0
-"""Least time between two log lines about handshakes that fail for one reason."""
+LOGGED_SECONDS = 60.0
+"""Minimum seconds between two log lines about handshakes that fail for one reason."""
 PLAIN = "HTTP_REQUEST"
 """OpenSSL's reason if a client does not speak TLS at all, but HTTP."""
 CRL = b"-----BEGIN X509 CRL-----"
@@ -41,17 +41,17 @@ class _Handshakes:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told: dict[str, tuple[float, int]] = {}
+        self._logged: dict[str, tuple[float, int]] = {}
         """Reason (OpenSSL has some hundred) → time of its last line, failures since."""
 
     def note(self, error: ssl.SSLError) -> None:
         """Log a failure, at most one line a minute for each reason."""
         reason, now = error.reason or type(error).__name__, self._clock()
-        last, since = self._told.get(reason, (-TOLD_SECONDS, 0))
-        if now - last < TOLD_SECONDS:
-            self._told[reason] = last, since + 1
+        last, since = self._logged.get(reason, (-LOGGED_SECONDS, 0))
+        if now - last < LOGGED_SECONDS:
+            self._logged[reason] = last, since + 1
             return
-        self._told[reason] = now, 0
+        self._logged[reason] = now, 0
         text = "a client spoke plain HTTP to the TLS port: its address must begin with https"
         log.warning(
             text if reason == PLAIN else "a TLS handshake failed",

@@ -99,13 +99,13 @@ async def large_response(value: Any) -> Response:
 class Large:
     """An event that may be large or hold `Many`, and the small events that follow it."""
 
-    __slots__ = ("_behind", "_value")
+    __slots__ = ("_following", "_value")
 
-    def __init__(self, value: Any, behind: bytes = b"") -> None:
-        self._value, self._behind = value, behind
+    def __init__(self, value: Any, following: bytes = b"") -> None:
+        self._value, self._following = value, following
 
     async def written(self) -> bytes:
-        return b"".join([b"data: ", *await written(self._value), b"\n\n", self._behind])
+        return b"".join([b"data: ", *await written(self._value), b"\n\n", self._following])
 
 
 def _pieces(value: Any, lists: int) -> Iterator[bytes]:

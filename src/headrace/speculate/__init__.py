@@ -1,6 +1,6 @@
 """Owns: drafts: guesses of a sequence's next tokens, from text alone.
 Takes → gives: tokens that became part of a sequence → proposals, and how likely they are accepted.
-Does not know: the model, arrays, steps; whether a proposal is worth its price.
+Does not know: the model, arrays, steps; whether a proposal pays off.
 Invariant: no proposal depends on the text of another tenant.
 Where does my change go: a new way to guess is a drafter; the choice among several, `speculation`.
 """

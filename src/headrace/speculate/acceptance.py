@@ -1,9 +1,9 @@
 """Acceptance rates of proposals, counted per drafter, matched length and position.
 
-The chance that a token is accepted, given that all before it were, is a Bernoulli trial. Its mean
-under a Beta prior is (prior + accepted) / (strength + tried). Three levels share their counts: a
-cell (drafter, matched length, position) has its row (drafter, matched length) as prior. A row has a
-text drafter's chance before any trial.
+Whether a token is accepted, given that all before it were, is a Bernoulli trial. Its mean under a
+Beta prior is (prior + accepted) / (strength + tried). There are three levels of counts: a cell
+(drafter, matched length, position) has its row (drafter, matched length) as prior. A row's prior is
+the chance of a text drafter before any trial.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections import defaultdict
 from .drafter import Proposal
 
 STRENGTH = 8.0
-"""Number of trials that a prior counts for."""
+"""Number of trials for which a prior counts."""
 MEMORY = 256.0
-"""Trials after which a counter halves its counts: text changes its nature."""
+"""Trials after which a counter halves its counts, since texts change."""
 POSITIONS = 8
 """Positions that are counted separately; later ones count as the last."""
 PRIOR = (0.2, 0.35, 0.5, 0.7, 0.8, 0.85, 0.9)
@@ -26,7 +26,7 @@ SURE = "forced"
 
 
 class _Counter:
-    """Trials and successes of one kind, fading."""
+    """Trials and successes of one kind, with decay."""
 
     __slots__ = ("accepted", "tried")
 
@@ -52,7 +52,7 @@ class Acceptance:
         self._cells: defaultdict[tuple[str, int, int], _Counter] = defaultdict(_Counter)
 
     def record(self, proposal: Proposal, accepted: int) -> None:
-        """Count a verified proposal whose first `accepted` tokens were drawn by the target. Tokens
+        """Count a verified proposal of which the target drew the first `accepted` tokens. Tokens
         after the first refused one were not tried."""
         drafter, length = proposal.drafter, _length(proposal.matched)
         for position in range(min(accepted + 1, len(proposal))):
@@ -61,7 +61,7 @@ class Acceptance:
             self._cells[drafter, length, min(position, POSITIONS - 1)].add(right)
 
     def chances(self, proposal: Proposal) -> list[float]:
-        """Return the chance of each token to be accepted, given that all before it were."""
+        """Return each token's chance of acceptance, given that all before it were accepted."""
         if proposal.drafter == SURE:
             return [1.0] * len(proposal)
         drafter, length = proposal.drafter, _length(proposal.matched)

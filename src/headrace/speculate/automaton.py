@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from ..base.textlibrary import absence, library
 
 DEPTH = 24
-"""Tokens of context that count."""
+"""Tokens of context that are considered."""
 WINDOW = 256
-"""Tokens that are spelt in one go."""
+"""Tokens of one window of the automaton; windows overlap by the depth."""
 NONE = -1
 """No token."""
 _LONG = 512
-"""Tokens from which on a call lets go of the interpreter's lock."""
+"""Tokens from which on a call releases the interpreter's lock."""
 
 Context = array
-"""A state of one automaton, and the tokens of context that it stands for here."""
+"""A state of one automaton, and the length of the context that it stands for here."""
 
 
 def empty() -> Context[int]:
@@ -33,8 +33,8 @@ class SuffixAutomaton:
     """Texts, one after the other, and counts of each token after each context."""
 
     def __init__(self, depth: int = DEPTH, window: int = WINDOW) -> None:
-        """`depth`: tokens of context that count. `window`: tokens that are spelt in one go, more
-        than those. Raises `MemoryError`, and RuntimeError without the library."""
+        """`depth`: tokens of context that are considered. `window`: tokens of a window, more than
+        `depth`. Raises `MemoryError`, and RuntimeError without the library."""
         assert 0 < depth < window
         short, long = library(ctypes.PyDLL), library()
         if short is None or long is None:
@@ -64,7 +64,7 @@ class SuffixAutomaton:
         return context
 
     def cut(self, behind: Sequence[int] = ()) -> None:
-        """Begin a new text, or go on after the last tokens of one; those are not counted again."""
+        """Start a new text, or continue after a text's last tokens, which are not counted again."""
         tokens = array("i", behind[-self._depth :])
         _taken(self._calls.hrt_automaton_cut(self._handle, *tokens.buffer_info()))
 
@@ -76,19 +76,19 @@ class SuffixAutomaton:
         self.size += len(tokens)
 
     def follow(self, context: Context[int], tokens: Sequence[int]) -> None:
-        """Change a context to the longest suffix of it and `tokens` that the texts contain."""
+        """Replace a context by the longest suffix of it and `tokens` that the texts contain."""
         address, given = context.buffer_info()[0], array("i", tokens)
         self._calls.hrt_automaton_follow(self._handle, address, *given.buffer_info())
 
     def path(
         self, context: Context[int], most: int, ends: int, shortest: int, least: float
     ) -> tuple[list[int], int, float]:
-        """Walk from a context, shortened until something followed it, to the token that followed
-        most often (the latest among equals), and on.
+        """Follow a path from a context, shortened until something followed it. Each step goes to
+        the token that followed most often, the latest among equals.
 
-        Returns (at most `most` tokens, tokens of the context, expected number of tokens that hold).
-        The path is empty if the context has fewer than `shortest` tokens. It ends where the path's
-        frequency falls below `least`. `ends`: occurrences of the context that nothing follows yet.
+        Returns (at most `most` tokens, length of the context, expected number of accepted tokens).
+        The path is empty if the context has fewer than `shortest` tokens. It ends where its
+        frequency falls below `least`. `ends`: occurrences of the context without a next token yet.
         """
         at, out = array("i", context), array("i", bytes(4 * most))
         given = self._handle, at.buffer_info()[0], ends, shortest, most, least
@@ -96,7 +96,7 @@ class SuffixAutomaton:
         return out[:count].tolist(), at[1], self._score[0]
 
     def counts(self, context: Context[int]) -> tuple[int, int]:
-        """Return (how often a context occurs, the token that followed most often, or `NONE`)."""
+        """Return (occurrences of a context, the token that followed it most often, or `NONE`)."""
         out = array("i", (0, 0))
         given = context.buffer_info()[0], out.buffer_info()[0]
         self._calls.hrt_automaton_counts(self._handle, *given)

@@ -1,8 +1,8 @@
 """Interface of all drafters: one object per sequence, fed with its text and asked for guesses.
 
 A drafter never decides the output: the target draws its own token at every position, and a proposed
-token is accepted if it is the one that was drawn. So a drafter may be wrong, and it may be anything
-that answers these two calls.
+token is accepted if it equals the drawn one. So a drafter may be wrong, and may be any object with
+these two methods.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Proposal:
 
     tokens: Sequence[int] = ()
     matched: int = 0
-    """Tokens of context that the drafter saw before: the more, the likelier it is right."""
+    """Tokens of matching context: the more, the more likely it is right."""
     drafter: str = ""
 
     def __len__(self) -> int:
@@ -38,4 +38,4 @@ class Drafter(Protocol):
         cut of the text into calls does not matter."""
 
     def propose(self, most: int) -> Proposal:
-        """Return at most `most` tokens that may follow. Asking changes nothing."""
+        """Return at most `most` tokens that may follow. Changes nothing."""

@@ -1,4 +1,4 @@
-"""Tokens that a grammar leaves no choice about: keys of JSON, frames of tool calls."""
+"""Tokens that a grammar forces: keys of JSON, frames of tool calls."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ class Forcing(Protocol):
     """The state of a sequence's grammar, which follows the sequence by itself."""
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that must come next, whatever the model would say; empty if it may
-        choose."""
+        """Return the tokens that must come next regardless of the model; empty if it may choose."""
 
 
 class ForcedDrafter:

@@ -1,8 +1,8 @@
 """Lookup in the sequence itself: the continuation of an earlier occurrence of its last tokens.
 
 Known as prompt lookup (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding), here
-over prompt and output. For each of a few lengths, the index holds the place where each run of that
-many tokens was seen last. So a look-up is one dictionary read per length.
+over prompt and output. For each of a few lengths, the index holds the last place of each run of
+tokens. So a look-up is one dictionary read per length.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from .drafter import NOTHING, Proposal
 
 LENGTHS = (8, 5, 3, 2)
 REACH = 64
-"""Tokens of matched context that are counted; more say nothing new."""
+"""Most tokens of matched context that are counted; more carry no information."""
 
 
 class NGramDrafter:
     """Drafter of the tokens that followed the most recent earlier occurrence of the last n tokens.
     n is the largest of its lengths that has one.
 
-    After the end of the known text a proposal repeats itself, like a copy that reads its own output
-    (Ziv and Lempel 1977): after `a b a b` come `a b a b …`.
+    At the end of the known text a proposal continues with its own tokens, like a copy that reads
+    its own output (Ziv and Lempel 1977): after `a b a b` come `a b a b …`.
     """
 
     name = "ngram"
@@ -32,8 +32,8 @@ class NGramDrafter:
         self._lengths = sorted(lengths, reverse=True)
         self._tokens = array("i")
         self._seen: dict[bytes, int] = {}
-        """Run of tokens (as bytes: runs of different lengths never meet) → place of the token that
-        last followed it."""
+        """Run of tokens (as bytes: runs of different lengths never collide) → place of the token
+        that last followed it."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         text, seen = self._tokens, self._seen
@@ -41,7 +41,7 @@ class NGramDrafter:
         text.extend(tokens)
         packed = text.tobytes() if len(tokens) > 1 else b""
         for length in self._lengths:
-            # A run is entered when something follows it: at `known`, the first new token.
+            # A run is entered once something follows it: at `known`, the first new token.
             if packed:
                 first = max(known, length)
                 seen.update(

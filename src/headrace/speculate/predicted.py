@@ -1,7 +1,7 @@
-"""The text that a client expects, followed as long as the answer keeps to it.
+"""The text that a client expects, followed as long as the answer matches it.
 
-OpenAI's `prediction`: a client that has a file edited sends the file as it is, and most of the
-answer is a copy. If the answer departs, the drafter looks for the place at which it comes back.
+OpenAI's `prediction`: a client that wants a file edited sends the current file, and most of the
+answer is a copy. If the answer departs, the drafter looks for the place where it rejoins the text.
 That is after the nearest token ahead that equals the last one (a replacement or a deletion), or
 after a longer run anywhere (an insertion or a move).
 """
@@ -14,18 +14,18 @@ from .drafter import NOTHING, Proposal
 from .ngram import REACH
 
 NEAR = 32
-"""Tokens ahead among which a single equal one is enough."""
+"""Tokens ahead within which a single equal token is enough."""
 RUN = 3
-"""Number of equal tokens that are enough anywhere."""
+"""Number of equal tokens that suffice anywhere."""
 
 
 class PredictedDrafter:
-    """Drafter of the rest of an expected text, after the place where the answer is."""
+    """Drafter of the rest of an expected text, from the answer's current place."""
 
     name = "prediction"
 
     def __init__(self, expected: Sequence[int], prompt: int = 0) -> None:
-        """`expected`: the text, as tokens. `prompt`: tokens that come first and are not compared
+        """`expected`: the text, as tokens. `prompt`: number of first tokens that are not compared
         with it."""
         self._prompt = prompt
         self._expected = list(expected)
@@ -35,12 +35,12 @@ class PredictedDrafter:
             run = tuple(self._expected[end - RUN : end])
             self._runs.setdefault(run, []).append(end)
         self.kept = 0
-        """Tokens of the answer that the text has at the answer's place, or after an equal run."""
+        """Tokens of the answer that matched the text at its place, or after an equal run."""
         self._last: tuple[int, ...] = ()
         self._at = 0
         """Place in the expected text after the tokens so far."""
         self._matched = 0
-        """Tokens in a row that kept to the text; zero: the place is lost, or there is no answer
+        """Tokens in a row that matched the text; zero: the place is lost, or there is no answer
         yet."""
         self._lost = False
 

@@ -1,4 +1,4 @@
-"""All drafters of an engine: a set per sequence, whose best proposal counts."""
+"""All drafters of an engine: a set per sequence, of which the best proposal is used."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .suffix import PORTION, Corpus, SuffixDrafter
 DRAFTERS = ("forced", "prediction", "suffix", "ngram")
 """Names of the built-in drafters."""
 DEFAULT = ("forced", "prediction", "suffix")
-"""Drafters worth asking for every sequence: the suffix drafter finds all that n-grams find."""
+"""Drafters worth using for every sequence: the suffix drafter finds all that n-grams find."""
 MODEL = "draft"
-"""Name of the draft model, an alternative to these: a worker has it, since it needs a device."""
+"""Name of the draft model, an alternative to these: workers have it, it needs a device."""
 TENANTS = 64
-"""Most tenants that are remembered; the one not seen for longest is forgotten."""
+"""Most remembered tenants; the least recently seen one is forgotten."""
 
 
 class Tenant:
@@ -38,8 +38,8 @@ class Drafts:
     def __init__(
         self, tenant: Tenant, drafters: Sequence[Drafter], prompt: int, *, remembered: bool
     ) -> None:
-        """`prompt`: tokens that come first and are no part of the answer. `remembered`: whether the
-        tenant's corpus takes the answer."""
+        """`prompt`: number of first tokens that are not part of the answer. `remembered`: whether
+        the tenant's corpus takes the answer."""
         self._tenant = tenant
         self._remembered = remembered
         self._drafters = drafters
@@ -61,15 +61,15 @@ class Drafts:
             self._tell()
 
     def propose(self, most: int) -> Proposal:
-        """Return the proposal of at most `most` tokens with the most tokens likely to be accepted;
-        the first drafter's among equals."""
+        """Return the proposal of at most `most` tokens with the largest expected number of accepted
+        tokens; the first drafter's among equals."""
         proposals = [one for drafter in self._drafters if (one := drafter.propose(most))]
         if len(proposals) < 2:
             return proposals[0] if proposals else NOTHING
         return max(proposals, key=lambda one: sum(self.survival(one)))
 
     def survival(self, proposal: Proposal) -> list[float]:
-        """Return for each of its tokens the chance to be accepted."""
+        """Return each of its tokens' chance that it and all before it are accepted."""
         return self._tenant.acceptance.survival(proposal)
 
     def settle(self, verified: Proposal, accepted: int) -> None:
@@ -87,7 +87,7 @@ class Drafts:
 
 
 class Speculation:
-    """Maker of each sequence's drafters, and memory that a tenant's sequences share."""
+    """Maker of each sequence's drafters, and the memory that a tenant's sequences share."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Speculation:
         names: Sequence[str] = ("ngram",),
     ) -> None:
         """`makers`: functions that make the drafters of a sequence, in place of the built-in ones
-        called `names`. Among equal proposals the first one counts."""
+        called `names`. Among equal proposals the first one is used."""
         assert set(names) <= set(DRAFTERS)
         self._makers = makers
         self._names = names
@@ -113,8 +113,8 @@ class Speculation:
         """Make the drafters of a new sequence.
 
         `tenant` names sequences that may learn from each other: it joins the salt and the adapter
-        of the request. `prompt`: tokens that come first and are no part of the answer. `expected`:
-        an answer that the client expects. `grammar`: a grammar that may force tokens.
+        of the request. `prompt`: number of first tokens that are not part of the answer.
+        `expected`: the answer that the client expects. `grammar`: a grammar that may force tokens.
         """
         found = self._tenant(tenant)
         if self._makers is not None:

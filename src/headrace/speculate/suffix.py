@@ -1,12 +1,12 @@
 """Continuations by frequency: in the sequence itself and in past answers.
 
-A draft follows the likeliest token from the longest context that was seen before, as long as the
-path's frequency allows (SuffixDecoding, arXiv 2411.04975, sections 4.1 and 4.2; its speculation
-tree is a single path here, because every token that is verified costs on a CPU).
+A draft follows the likeliest tokens after the longest known context, as long as the path's
+frequency allows (SuffixDecoding, arXiv 2411.04975, sections 4.1 and 4.2). The paper's speculation
+tree is a single path here, because every verified token costs time on a CPU.
 
 Past answers are those of one tenant. They are kept in two generations, each at most half of the
-tenant's bytes: when the younger is full the older is dropped, so that old answers go as a whole and
-nothing is ever removed from an automaton.
+tenant's bytes. When the younger is full the older is dropped as a whole, so nothing is ever removed
+from an automaton.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ BYTES = 8 << 20
 LEAST = 0.1
 """Frequency below which a path is not followed (the paper's threshold)."""
 SHORTEST = 2
-"""Fewest tokens of context with which something is proposed."""
+"""Fewest tokens of context for a proposal."""
 PORTION = 64
-"""Tokens that are added between two looks at the bytes held."""
+"""Tokens added between two checks of the bytes held."""
 PORTION_BYTES = 160 << 10
-"""Most bytes that they may add: an edge in a dictionary of its own for each state of a window."""
+"""Most bytes that these may add: a dictionary with an edge for each state of a window."""
 GROWTH = 4 / 3
-"""Factor by which arrays and dictionaries may grow in one go, to have room."""
+"""Factor by which arrays and dictionaries may grow at once, to have spare room."""
 
 
 class Corpus:
@@ -63,7 +63,7 @@ class Corpus:
 
 class SuffixDrafter:
     """Drafter of the likeliest path after the longest known context, in the sequence's own text or
-    in past answers: the one that is expected to hold for longer."""
+    in past answers, whichever is expected to match longer."""
 
     name = "suffix"
 
@@ -74,7 +74,7 @@ class SuffixDrafter:
         self._last: list[int] = []
         """The last `DEPTH` tokens, with which a changed corpus is searched again."""
         self._found: list[tuple[SuffixAutomaton, int, Context[int]]] = []
-        """Each generation with its size when it was searched, and its longest known context."""
+        """Each generation, its size when it was searched, and its longest known context."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._own.extend(tokens)
@@ -85,7 +85,7 @@ class SuffixDrafter:
             text.follow(context, tokens)
 
     def propose(self, most: int) -> Proposal:
-        # The end itself is an occurrence that nothing follows.
+        # The end itself is an occurrence without a next token.
         best = self._own.path(self._own.end, most, 1, SHORTEST, LEAST)
         for text, context in self._contexts():
             other = text.path(context, most, 0, SHORTEST, LEAST)

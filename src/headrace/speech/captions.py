@@ -33,12 +33,12 @@ def srt(segments: Sequence[Said], first: int = 1) -> str:
 
 
 def vtt(segments: Sequence[Said], first: int = 1) -> str:
-    """Return the captions; the head of a file is before those that are `first`, number 1."""
+    """Return the captions; if they are the `first` (number 1), the file's header precedes them."""
     return ("WEBVTT\n\n" if first == 1 else "") + "".join(
         f"{clock(one.start, '.')} --> {clock(one.end, '.')}\n{_line(one)}\n\n" for one in segments
     )
 
 
 def _line(segment: Said) -> str:
-    """Return the text without line breaks, and without marks that would begin a cue's times."""
+    """Return the text without line breaks, and without marks that would start a cue's times."""
     return " ".join(segment.text.split()).replace("-->", "->")

@@ -1,7 +1,7 @@
 """SNAC's decoder: codes of several levels to samples, in a stream (Siuzdak et al. 2024).
 
-Every layer keeps the rows that its kernel still reaches back to. So a sound in pieces has the same
-bits as a whole one: nothing is computed twice, and nothing is faded. Rows are moments, columns
+Every layer keeps the rows that its kernel still needs. So a streamed sound has the same bits as a
+whole one: nothing is computed twice, and nothing is cross-faded. Rows are moments, columns are
 channels. Products go through the CPU library, where a row's result does not depend on other rows;
 the rest is elementwise.
 """
@@ -21,7 +21,7 @@ from .product import Product
 
 Floats = npt.NDArray[np.float32]
 _NOISE_ROWS = 4_096
-"""Numbers of noise that are drawn at once, from a seed of their own."""
+"""Numbers of noise drawn at once, from a separate seed."""
 
 
 class _Layer(Protocol):
@@ -75,21 +75,21 @@ class _Depthwise:
 
 
 class _Reaching:
-    """Window of the rows of one stream that a layer still reaches."""
+    """Window of the rows of one stream that a layer still needs."""
 
     def __init__(self, width: int, before: int, after: int, kept: int) -> None:
         """Start empty. `before`: zero rows before the first; `after`: zero rows after the last;
-        `kept`: rows that later output still reaches."""
+        `kept`: rows that later output still needs."""
         self._rows: Floats = np.zeros((before, width), np.float32)
         self._after, self._kept = after, kept
 
     def __call__(self, x: Floats, last: bool) -> Floats:
-        """Return all rows that the output possible now depends on."""
+        """Return all rows on which the output possible now depends."""
         parts = [self._rows, x]
         if last:
             parts.append(np.zeros((self._after, x.shape[1]), np.float32))
         rows = np.concatenate(parts)
-        # A copy: a view would keep all of the piece's rows.
+        # A copy: a view would keep all rows of the piece.
         self._rows = rows[max(0, len(rows) - self._kept) :].copy()
         return rows
 
@@ -127,7 +127,7 @@ class _Unit:
 
 class _Up:
     """A transposed convolution's weights; its kernel is twice as wide as its stride. One product of
-    a row and the row before it gives `stride` rows of output."""
+    a row and the previous row gives `stride` rows of output."""
 
     def __init__(self, codec: Codec, name: str, width: int, out: int, rate: int) -> None:
         files = codec.files
@@ -156,7 +156,7 @@ class _Up:
 
 
 class _Noise:
-    """Noise scaled by the rows: the same at the same moment, however the rows are batched."""
+    """Noise scaled by the rows: the same at the same moment, for any batching of the rows."""
 
     def __init__(self, codec: Codec, name: str, width: int) -> None:
         kernel = codec.files.kernel(f"{name}.linear", width, width, 1)[:, :, 0]
@@ -268,7 +268,7 @@ class Codec:
         return SoundStream(self, seed)
 
     def layers(self, seed: int) -> Iterator[_Layer]:
-        """Yield the layers of one sound, in order, each with rows of its own."""
+        """Yield the layers of one sound, in order, each with its own kept rows."""
         reach = self._along.reach
         near = _Reaching(self.files.latent, reach, reach, 2 * reach)
 
@@ -296,8 +296,8 @@ class SoundStream:
         """Return the samples that these frames determine; with `last`, all remaining samples.
 
         `frames` [n, codes of a frame]: codes in the order of `CodecFiles.levels`, each below
-        `CodecFiles.codes`. A sample waits for the frames that its layers reach: about a quarter of
-        a second of SNAC at 24 kHz.
+        `CodecFiles.codes`. A sample waits for the frames that its layers need: about a quarter of a
+        second in SNAC at 24 kHz.
         """
         *_, made = self.slices(frames, last=last)
         assert made is not None
@@ -306,7 +306,7 @@ class SoundStream:
     def slices(
         self, frames: npt.NDArray[np.int64], *, last: bool = False
     ) -> Iterator[Floats | None]:
-        """Do as `push`, and yield after each layer: None, and after the last one the samples."""
+        """Do as `push`, but yield after each layer: None, and after the last one the samples."""
         files = self._codec.files
         levels = np.array(files.levels)
         assert not len(frames) or int(frames.max()) < files.codes

@@ -47,8 +47,7 @@ class CodecFiles:
     rates: tuple[int, ...]
     """Number of frames that each block makes of one."""
     strides: tuple[int, ...]
-    """Number of frames that a code of each level stands for; the first is the longest, the last
-    1."""
+    """Number of frames per code of each level; the first is the largest, the last is 1."""
     codes: int
     """Number of codes of a level."""
     code_width: int

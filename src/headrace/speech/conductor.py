@@ -1,9 +1,9 @@
-"""Scheduler of many jobs (walks) over a network that transcribes windows by itself, slice by slice.
+"""Scheduler of many jobs (walks) over a network that transcribes windows in slices.
 
-Service is shared by time. Each sound has a share that counts the network's time for its jobs; the
-sound with the least comes next. The first second that a sound costs counts a quarter, so a sound of
-three seconds passes one of three hours that is still running. A window stops after each layer,
-where another may go on. So no job waits for more than a slice.
+The network's time is shared fairly. Each sound has a share that counts the network's time for its
+jobs; the sound with the least is served next. A sound's first second of service counts a quarter,
+so a sound of three seconds overtakes a running one of three hours. A window pauses after each
+layer, where another may continue. So no job waits for more than a slice.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Result = TypeVar("Result")
 YOUNG_SECONDS, YOUNG_WEIGHT = 1.0, 0.25
 """Seconds of service at a sound's start, and the weight with which they count."""
 RESERVED = 2
-"""Windows that a sound which holds one already leaves to others."""
+"""Free windows that a sound which holds one already must leave to others."""
 
 
 class Encode(NamedTuple):
-    """Wish to transcribe samples into a window's slot."""
+    """Request to transcribe samples into a window's slot."""
 
     samples: Floats
     window: int
 
 
 class FrameNetwork(Protocol):
-    """Network that transcribes windows."""
+    """A network that transcribes windows."""
 
     windows: int
 
@@ -43,7 +43,7 @@ class FrameNetwork(Protocol):
 
 
 class Share:
-    """One sound's use of the network, in seconds and in counted seconds."""
+    """One sound's use of the network, in seconds and in weighted seconds."""
 
     def __init__(self) -> None:
         self.seconds = self.counted = 0.0
@@ -71,41 +71,41 @@ class WalkUnderWay(Generic[Result]):
 
 
 class Jobs(Protocol):
-    """Runner of walks, each of which yields wishes and is sent their results."""
+    """Runner of jobs, which yield requests and are sent the results."""
 
     def share(self) -> Any:
         """Return the share of a new sound, to count its use."""
         ...
 
     def lend(self, share: Any) -> int | None:
-        """Lend a window, or None if too few are free or must stay for others."""
+        """Lend a window, or return None if too few are free or must stay for others."""
         ...
 
     def take_back(self, share: Any, window: int) -> None: ...
 
     def add(self, job: WalkUnderWay[Any]) -> None:
-        """Add a job and run it up to its first wish."""
+        """Add a job and run it up to its first request."""
         ...
 
     def drop(self, job: WalkUnderWay[Any]) -> None:
-        """End a walk whose result is no longer wanted."""
+        """End a job whose result is no longer wanted."""
         ...
 
     def turn(self) -> None:
-        """Compute a part of what jobs wish for."""
+        """Compute a part of the jobs' requests."""
         ...
 
     def take(self, deltas: list[SequenceDelta]) -> None:
-        """Give jobs what a step has reported about their requests."""
+        """Give jobs a step's results for their requests."""
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         ...
 
 
 class Conductor:
-    """Scheduler that runs walks until none is left; not thread-safe."""
+    """Scheduler of jobs; not thread-safe."""
 
     def __init__(
         self, network: FrameNetwork, clock: Callable[[], float] = time.perf_counter
@@ -115,7 +115,7 @@ class Conductor:
         self._clock = clock
         self._jobs: list[WalkUnderWay[Any]] = []
         self._wishes: dict[WalkUnderWay[Any], tuple[Encode, Iterator[None]]] = {}
-        """By job: the wish, and the remaining slices of its window."""
+        """By job: its request, and the remaining slices of its window."""
         self._least = 0.0
         """Minimum service of the active sounds; a new one starts here."""
         self.free_windows = list(range(network.windows))[::-1]
@@ -128,7 +128,7 @@ class Conductor:
         return Share()
 
     def add(self, job: WalkUnderWay[Any]) -> None:
-        # A sound saves no time for later while it wants none.
+        # A sound cannot save up service while it needs none.
         job.share.counted = max(job.share.counted, self._least)
         self._jobs.append(job)
         self._go_on(job)
@@ -168,10 +168,10 @@ class Conductor:
         job.share.charge(self._clock() - begin)
 
     def take(self, deltas: list[SequenceDelta]) -> None:
-        """Its jobs make no requests."""
+        """Do nothing: its jobs make no requests."""
 
     def close(self) -> None:
-        """Nothing outlives the network."""
+        """Do nothing: nothing outlives the network."""
 
     def _go_on(self, job: WalkUnderWay[Any]) -> None:
         try:

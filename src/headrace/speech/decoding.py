@@ -1,7 +1,7 @@
 """Decoding of windows: greedy, sampled or with beams, at the first acceptable temperature.
 
-A walk is a generator. It yields lists of requests about its window (`Ask`) and is sent the answers.
-So the engine computes the requests of many walks in one step; a walk knows nothing of the others.
+A job is a generator. It yields lists of requests about its window (`Ask`) and is sent the answers.
+So the engine computes the requests of many jobs in one step; a job knows nothing of the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..loader.whisper_files import WhisperFiles
 from .rules import rules_of
 
 MOST_BEAMS = 8
-"""Widest search."""
+"""Most beams of a search."""
 LONGEST = 224
 """Largest number of tokens of a window: half of the decoder's context."""
 
@@ -38,9 +38,9 @@ class WindowAnswer(NamedTuple):
 
     tokens: list[int]
     logprobs: list[TokenLogprobs]
-    """Numbers of each token; empty unless asked for."""
+    """Log-probabilities of each token; empty unless requested."""
     scores: list[TokenLogprobs]
-    """Numbers of each token of the prompt but the first; empty unless asked for."""
+    """Log-probabilities of each token of the prompt except the first; empty unless requested."""
     output: Output | None = None
 
 
@@ -66,13 +66,12 @@ class DecodingOptions:
     """Probability of silence above which an unlikely text is left out."""
     sure_silence: float = 0.75
     sure_log_share: float = -0.7
-    """Probabilities with which a sure silence also leaves out likelier texts: "you" is one of
-    them."""
+    """Thresholds for a sure silence, which also drops likelier texts, such as "you"."""
     condition: bool = True
     """Condition a window on the earlier text."""
     short: bool = False
-    """Encode a window no longer than its sound. That is cheaper, but the model did not learn it:
-    for text shown while the speaker still speaks."""
+    """Encode a window only as long as its sound. This is cheaper, but the model was not trained for
+    it: use it for text shown while the speaker still speaks."""
 
 
 @dataclass(slots=True)
@@ -82,7 +81,7 @@ class Utterance:
     tokens: list[int] = field(default_factory=list)
     """Tokens with timestamps, without the end."""
     log_share: float = 0.0
-    """Mean log probability of the tokens, the end among them."""
+    """Mean log probability of the tokens, including the end."""
     no_speech: float = 0.0
     temperature: float = 0.0
     compression: float = 1.0
@@ -90,8 +89,8 @@ class Utterance:
     """Log probability of each token."""
 
     def silent(self, options: DecodingOptions) -> bool:
-        """Tell whether the text was invented in silence, by OpenAI's rule or the one for a sure
-        silence."""
+        """Return whether the text was hallucinated in silence, by OpenAI's rule or the one for a
+        sure silence."""
         if self.no_speech > options.sure_silence and self.log_share <= options.sure_log_share:
             return True
         return self.no_speech > options.most_silence and self.log_share <= options.least_log_share
@@ -128,8 +127,8 @@ def decode_window(
 ) -> Asking:
     """Decode a window, at the first temperature with an acceptable text.
 
-    `before`: earlier tokens, the last of them are used; `place`: number of the window in its sound,
-    which sets the random draws.
+    `before`: earlier tokens, of which the last are used; `place`: number of the window in its
+    sound, which sets the random draws.
     """
     prefix = _prefix(files, options, language, before)
     spoken, silence = Utterance(), None
@@ -181,7 +180,7 @@ class _Asking:
     window: InputSpan
     times: bool
     silence: float | None
-    """Probability of silence, if it is known."""
+    """Probability of silence, if known."""
 
     @property
     def longest(self) -> int:
@@ -191,8 +190,8 @@ class _Asking:
     def text(
         self, said: list[int], most: int, *, temperature: float = 0.0, seed: int = 0, top: int = 0
     ) -> Ask:
-        """Ask for at most `most` tokens after those said; `top`: likeliest ids that are reported
-        with each."""
+        """Ask for at most `most` tokens after `said`; `top`: number of likeliest ids reported with
+        each."""
         rules = rules_of(self.files, times=self.times, begin=len(self.prefix), most=top)
         sampling = SamplingParams(temperature=temperature, max_tokens=most)
         stops = (self.files.special.end,)
@@ -202,7 +201,7 @@ class _Asking:
     def begin(
         self, first: Ask
     ) -> Generator[list[Ask], list[WindowAnswer], tuple[float, WindowAnswer]]:
-        """Ask for the probability of silence, if it is not known, at the same time; return both."""
+        """Ask at the same time for the probability of silence, unless known; return both."""
         if self.silence is not None:
             (said,) = yield [first]
             return self.silence, said
@@ -232,8 +231,8 @@ class _Beam(NamedTuple):
 
 def _beams(asking: _Asking, width: int) -> Asking:
     """Search with beams like OpenAI's code, patience 1: stop when `width` texts have ended; the
-    best is the one of the highest mean. Each beam is a request for one token, whose prompt is in
-    the prefix index."""
+    best has the highest mean. Each beam is a request for one token, whose prompt is in the prefix
+    index."""
     end, top = asking.files.special.end, width + 1
     silence, first = yield from asking.begin(asking.text([], 1, top=top))
     beams, rows = [_Beam([], [])], [first]

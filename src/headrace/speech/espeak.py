@@ -1,11 +1,12 @@
 """Phonemes of a text, by the program espeak-ng.
 
-A text is hostile: it goes to the program as standard input alone, without the characters that
-espeak-ng reads as commands. By then the program has only so much memory and time left, and can
-neither write files nor start processes. What it prints is bounded.
+A text is untrusted: it goes to the program only as standard input, without the characters that
+espeak-ng reads as commands. Before that, the program's memory and time are limited, and it can
+neither write files nor start processes. Its output is bounded.
 
-The program prints no marks, and a line for each clause as it sees them. So the clauses go in as
-paragraphs, with a paragraph between them whose phonemes are known: it comes first of all.
+The program prints no punctuation, and a line for each clause by its own rules. So clauses are sent
+as paragraphs, separated by a marker paragraph. The marker also comes first, which shows its
+phonemes.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from .sentences import clauses
 
 PROGRAM = "espeak-ng"
 LANGUAGE = re.compile(r"[a-z]{2,8}(?:[-_+][A-Za-z0-9]{1,12}){0,4}")
-"""Names of the program's voices, such as en-us. No other is put on its command line."""
+"""Names of the program's voices, such as en-us. Only these reach its command line."""
 SECONDS = 10
-"""Time in which a piece must be done; processor time and the clock's."""
+"""Time limit of a piece, both of processor and clock."""
 MEMORY = 512 << 20
-"""Bytes of address space."""
+"""Most bytes of address space."""
 MOST_SAID = 1 << 18
-"""Bytes of phonemes."""
+"""Most bytes of phonemes."""
 OnChild = Callable[["subprocess.Popen[bytes]"], None]
 _BETWEEN = "[[tStStS]]"
 _OTHER = re.compile(r"\([a-z-]{2,12}\)")
-"""Marks of another language's words."""
+"""Marks of words in another language."""
 
 
 def phonemes(text: str, language: str, *, on_child: OnChild | None = None) -> str:
     """Return the phonemes of a piece in IPA, with its marks. `on_child` gets the process, which
     another thread may kill.
 
-    Raises `PackageAbsent` without the program, `InvalidRequest` for a text that takes it too long,
+    Raises `PackageAbsent` without the program, `InvalidRequest` for a text that takes too long,
     `EngineFault` if it fails otherwise.
     """
     found = clauses(_plain(text))
@@ -60,7 +61,7 @@ def phonemes(text: str, language: str, *, on_child: OnChild | None = None) -> st
         else:
             groups[-1].append(line)
     ends = [end for _, end in found]
-    if not mark or len(groups) != len(ends):  # A clause sounds like the mark between them.
+    if not mark or len(groups) != len(ends):  # A clause is affected by the mark after it.
         spoken = [line for line in said if line != mark]
         groups, ends = [[line] for line in spoken], ["," for _ in spoken[1:]] + ends[-1:]
     pairs = zip((" ".join(group) for group in groups), ends, strict=False)
@@ -68,8 +69,8 @@ def phonemes(text: str, language: str, *, on_child: OnChild | None = None) -> st
 
 
 def _plain(text: str) -> str:
-    """Return a text without what the program takes for commands: control characters, and phonemes
-    in double brackets."""
+    """Remove from a text what the program reads as commands: control characters, and phonemes in
+    double brackets."""
     kept = (" " if unicodedata.category(one)[0] in "CZ" else one for one in text)
     return re.sub(r"\[+", "[", "".join(kept))
 
@@ -92,7 +93,7 @@ def _answer(text: str, language: str, on_child: OnChild | None) -> list[str]:
         stderr=subprocess.DEVNULL,
         env={"PATH": os.defpath, "LC_ALL": "C.UTF-8"},
         cwd="/",
-        # Python ignores SIGXFSZ: a library of sound cards that may not write goes on without them.
+        # Python ignores SIGXFSZ: a sound-card library that may not write then continues without.
         restore_signals=False,
     ) as child:
         try:
@@ -109,7 +110,7 @@ def _answer(text: str, language: str, on_child: OnChild | None) -> list[str]:
 
 
 def _limit(process: int) -> None:
-    """Take from a process, before it has read anything, all that it does not need."""
+    """Take from a process, before it reads anything, all rights that it does not need."""
     if hasattr(resource, "prlimit"):
         for limit, value in (
             (resource.RLIMIT_AS, MEMORY),
@@ -123,12 +124,12 @@ def _limit(process: int) -> None:
 
 
 def _said(child: subprocess.Popen[bytes], text: bytes, end: float) -> bytes:
-    """Give the text and return what is printed. Raises `InvalidRequest` if that is too much, or
-    takes too long."""
+    """Send the text and return the output. Raises `InvalidRequest` if it is too long or takes too
+    long."""
     assert child.stdin is not None
     assert child.stdout is not None
     with suppress(BrokenPipeError):
-        # A piece is shorter than what a pipe holds: this does not wait.
+        # A piece fits into a pipe's buffer, so this does not wait.
         child.stdin.write(text)
         child.stdin.close()
     said = bytearray()

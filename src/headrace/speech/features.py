@@ -19,7 +19,7 @@ FRAMES = 3_000
 """Frames of a window."""
 _SIZE, _HOP = 400, 160
 _AT_ONCE = 250
-"""Frames that are transformed at a time."""
+"""Frames transformed at a time."""
 
 
 @functools.cache
@@ -59,8 +59,8 @@ def through_filters(
 ) -> npt.NDArray[np.float64]:
     """Return [frames, mels] of power [frames, size / 2 + 1]: the product with `filters`.
 
-    Only one number in forty of `filters` is not zero. And numpy's product of matrices leaves
-    threads that spin for tens of milliseconds on the cores of our own thread pool.
+    Only one in forty numbers of `filters` is not zero. Also, numpy's matrix product leaves threads
+    that spin for tens of milliseconds on the cores of our own thread pool.
     """
     bins, slopes, starts = _triangles(mels, size)
     return np.add.reduceat(power[:, bins] * slopes, starts, axis=1)
@@ -76,9 +76,10 @@ def log_mel(samples: npt.NDArray[np.float32], mels: int) -> npt.NDArray[np.float
     padded[-half:] = padded[-_SIZE - 1 : -half - 1][::-1]
     frames = np.lib.stride_tricks.sliding_window_view(padded, _SIZE)[::_HOP][:FRAMES]
     hann = np.hanning(_SIZE + 1)[:-1]
-    log = np.empty((FRAMES, mels))
-    for first in range(0, FRAMES, _AT_ONCE):  # All at once takes 30 MB.
-        part = slice(first, first + _AT_ONCE)
+    heard = min(FRAMES, -(-(half + len(samples)) // _HOP))
+    log = np.full((FRAMES, mels), np.log10(1e-10))  # Of silence, which needs no transform.
+    for first in range(0, heard, _AT_ONCE):  # All at once takes 30 MB.
+        part = slice(first, min(first + _AT_ONCE, heard))
         power = np.abs(np.fft.rfft(frames[part] * hann, axis=1)) ** 2
         log[part] = np.log10(np.maximum(through_filters(power, mels), 1e-10))
     return np.asarray((np.maximum(log, log.max() - 8) + 4) / 4, np.float32)

@@ -21,9 +21,9 @@ KINDS = ("whisper", "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt", "moonshine"
 
 
 def hears(name: str, *, cache_dir: str | Path | None = None, offline: bool = True) -> bool:
-    """Tell whether a name or a folder is a transcription model.
+    """Return whether a name or a folder is a transcription model.
 
-    Downloads nothing, but if not `offline` the config of a hub model that is not in the cache.
+    Downloads nothing except, unless `offline`, the config of a hub model not in the cache.
     """
     folder = _folder(name)
     if folder is None:
@@ -31,7 +31,7 @@ def hears(name: str, *, cache_dir: str | Path | None = None, offline: bool = Tru
             return name in CATALOG and CATALOG[name].speech
         folder = hub_folder(name, cache_dir)
         if not folder.is_dir() and not offline:
-            with suppress(HeadraceError):  # It will be reported by what needs the model.
+            with suppress(HeadraceError):  # The user of the model will report it.
                 fetched(f"{name}:config.json", cache_dir=cache_dir)
     if (folder / "model.bin").exists() and any(folder.glob("vocabulary.*")):
         return True
@@ -51,12 +51,12 @@ def _folder(name: str) -> Path | None:
 
 
 def listens(path: Path) -> bool:
-    """Tell whether a folder is a language model that takes sounds in its prompt."""
+    """Return whether a folder is a language model that takes sounds in its prompt."""
     return _model_type(path) == "qwen2_audio"
 
 
 def sees(path: Path) -> bool:
-    """Tell whether a folder, or a GGUF file with an encoder next to it, may be a language model
+    """Return whether a folder, or a GGUF file with an encoder next to it, may be a language model
     that takes pictures in its prompt."""
     return bool(candidates(path)) or _model_type(path) in PICTURES
 

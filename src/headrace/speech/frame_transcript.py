@@ -1,5 +1,5 @@
-"""A sound to segments by a model that transcribes each stretch independently: Parakeet, which
-reports the frame of each token, and Moonshine, which does not.
+"""Conversion of a sound to segments by a model that transcribes each stretch independently:
+Parakeet, with a frame for each token, and Moonshine, without.
 
 Stretches with speech are transcribed independently, many at the same time: no stretch depends on
 earlier text. Words have the times of their tokens; a segment ends after a sentence, or before a
@@ -95,7 +95,7 @@ class FrameTranscriber(Transcriber):
             if begin < end and np.abs(samples[begin:end]).max() > INAUDIBLE:
                 audible.append((begin, end))
             if number % 16 == 15:
-                yield  # Hours are not one computation.
+                yield  # Hours must not be a single computation.
         for begin, end in sorted(set(spans) - set(audible)):
             if begin < end:
                 transcript.leave_out(begin, end, "inaudible")

@@ -1,8 +1,8 @@
-"""Phonemes of Japanese text in kana, in the symbols that Kokoro was trained with.
+"""Phonemes of Japanese text in kana, in Kokoro's symbols.
 
-Kana say how a word sounds, so a table is enough. Kanji do not, and are refused by name: no
-permissive package that gives their readings is small enough to be a dependency. Words are separated
-by spaces, as in books for children; the particles は and へ stand alone.
+Kana determine the sound of a word, so a table is enough. Kanji do not, and are refused by name: no
+package for their readings with a permissive licence is small enough to be a dependency. Words are
+separated by spaces, as in books for children; the particles は and へ stand alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..base.errors import InvalidRequest
 
 _VOWELS = "aiɯeo"
 _SMALL = dict(zip("ぁぃぅぇぉゃゅょ", "a i ɯ e o a ɨ o".split(), strict=True))  # noqa: SIM905
-"""Small kana → vowel that replaces the one before."""
+"""Small kana → vowel that replaces the preceding one."""
 _ROWS = """\
  あいうえお
 k かきくけこ
@@ -33,17 +33,17 @@ j や・ゆ・よ
 v ・・ゔ・・"""
 """Consonants, each with the kana of a, i, u, e, o."""
 _OTHERS = "し ɕi じ ʥi ち ʨi ぢ ʥi に ɲi ひ çi す sɨ ず zɨ つ ʦɨ づ zɨ ふ ɸɯ わ βa ゐ i ゑ e を o"
-"""Kana that leave their rows."""
+"""Kana that differ from their rows."""
 _SOFT = "kɡbpmɾ"
 """Consonants that are palatal before i."""
 _PALATAL = "ɕʥʨɲç"
 _ROUND = "うくぐ"
-"""Kana that before a small vowel are a rounded consonant."""
+"""Kana that are a rounded consonant before a small vowel."""
 _MARKS = str.maketrans("。、！？「」『』：；（）・…〜—", ".,!?“”“”:;()\u3000…——")
 _NASALS = (("m", "mpb"), ("ŋ", "kɡ"), ("ɲ", "ɲʨʥ"), ("n", "ntdɾz"))
-"""Sounds of ん, each with the consonants that it is before; else ɴ."""
+"""Sounds of ん, each with the consonants that it precedes; otherwise ɴ."""
 _SPOKEN = {"は": "わ", "へ": "え", "こんにちは": "こんにちわ", "こんばんは": "こんばんわ"}
-"""Words that sound unlike their kana."""
+"""Words that sound different from their kana."""
 _DIGITS = "ゼロ いち に さん よん ご ろく なな はち きゅう".split()  # noqa: SIM905
 _TENS = ("", "じゅう", "ひゃく", "せん")
 _UNITS = ("", "まん", "おく", "ちょう")
@@ -57,7 +57,7 @@ _SHIFTED = {
     "はちちょう": "はっちょう",
     "じゅうちょう": "じゅっちょう",
 }
-"""Parts of numbers that change where they meet."""
+"""Parts of numbers that change when they meet."""
 _NUMBER = re.compile(r"(\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.(\d+))?")
 _MOST_DIGITS = 16
 
@@ -83,7 +83,8 @@ _TABLE = _table()
 def kana_phonemes(text: str) -> str:
     """Return the phonemes of a text in kana, with its marks and spaces.
 
-    Numbers of up to 16 digits are read. Raises `InvalidRequest` that names what has no reading.
+    Numbers of up to 16 digits are read. Raises `InvalidRequest` naming characters without a
+    reading.
     """
     text = _NUMBER.sub(_number, unicodedata.normalize("NFKC", text))
     text = "".join(_hiragana(one) for one in text).translate(_MARKS)
@@ -125,7 +126,7 @@ def _integer(number: int) -> str:
 
 
 def _met(part: str, word: str) -> str:
-    """Join two parts of a number, of which the last sounds may change."""
+    """Join two parts of a number; the last sounds may change."""
     both = part + word
     for before, after in _SHIFTED.items():
         if both.endswith(before):
@@ -165,7 +166,7 @@ def _word(word: str) -> str:
 
 
 def _joined(one: str, small: str) -> str:
-    """Return the sound of a kana with a small one behind it: きゃ, ファ, ティ."""
+    """Return the sound of a kana followed by a small one: きゃ, ファ, ティ."""
     consonant = _TABLE[one][0]
     new = _SMALL[small]
     glides = small in "ゃゅょ"
@@ -179,7 +180,7 @@ def _joined(one: str, small: str) -> str:
 
 
 def _start(word: str, at: int) -> str:
-    """Return the first symbol of what follows a place of a word."""
+    """Return the first symbol after a place in a word."""
     one = word[at : at + 1]
     return _TABLE[one][0][:1] if one in _TABLE else ""
 
@@ -189,7 +190,7 @@ def _nasal(follows: str) -> str:
 
 
 def _lengthens(said: str, one: str, sound: str) -> bool:
-    """Whether a vowel makes the one before longer: せんせい, くうき, こうえん, おおい."""
+    """Return whether a vowel lengthens the preceding one: せんせい, くうき, こうえん, おおい."""
     before = said[-1:]
     pairs = {"ɯ": "oɯɨ", "i": "e", "o": "o", "e": "e", "a": "a"}
     return one in "あいうえお" and sound in pairs and before != "" and before in pairs[sound]

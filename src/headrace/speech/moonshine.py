@@ -1,8 +1,8 @@
 """Moonshine: convolutions over a sound's samples, an encoder that attends to all of a stretch, and
 a decoder that writes token after token, greedily (Jeffries et al. 2024).
 
-The cost grows with the stretch: there is no window of 30 s to fill with silence. Products run in
-the CPU library, the rest in numpy. It stops after each layer of the encoder and each token, where
+The cost is proportional to the stretch: no window of 30 s is padded with silence. Products run in
+the CPU library, the rest in numpy. It pauses after each layer of the encoder and each token, where
 another sound may have its turn.
 """
 
@@ -25,10 +25,10 @@ from .transducers import Emission
 Floats = npt.NDArray[np.float32]
 WINDOWS = 10
 TOKENS_A_SECOND = 6.5
-"""Bound on tokens, the authors' own: a longer text is a loop."""
+"""The authors' limit of tokens per second: a longer text is a loop."""
 _LEAST_TOKENS = 8
 _LEAST_SAMPLES = 1_120
-"""Least samples from which the convolutions make a row."""
+"""Fewest samples from which the convolutions make a row."""
 
 
 class _Attention:
@@ -103,8 +103,7 @@ class _DecoderLayer:
     def __call__(
         self, x: Floats, past: list[Floats], heard: tuple[Floats, Floats], turn: Floats
     ) -> Floats:
-        """Process one more token's row [1, width]; `past` has K and V of the earlier ones, and gets
-        its own."""
+        """Process one more token's row [1, width]; its K and V are appended to `past`."""
         h = layer_norm(x, self._gains[0])
         fresh = self.own.keys(h, turn)
         past[:] = [np.concatenate([old, new], axis=1) for old, new in zip(past, fresh, strict=True)]
@@ -115,7 +114,7 @@ class _DecoderLayer:
 
 
 class MoonshineNetwork:
-    """One model; `windows` stretches are transcribed at the same time."""
+    """One model, which transcribes `windows` stretches at the same time."""
 
     def __init__(self, files: MoonshineFiles, team: Team, precision: Precision = "int8") -> None:
         """Load the weights. Raises `ModelFileError` if a tensor is missing or has another shape."""
@@ -123,7 +122,7 @@ class MoonshineNetwork:
         self._coded = precision == "int8"
         self.windows = WINDOWS
         self.heard: list[list[Emission]] = [[] for _ in range(WINDOWS)]
-        """Transcribed tokens by window; their frames mean nothing."""
+        """Transcribed tokens by window; their frames are meaningless."""
         width = files.width
         first = files.tensor("model.encoder.conv1.weight", width, 1, 127)[:, 0]
         self._first = Product(team, self._packer, np.pad(first, ((0, 0), (0, 1))), None, 64)
@@ -168,7 +167,7 @@ class MoonshineNetwork:
         return np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32)
 
     def encode(self, samples: Floats) -> Iterator[Floats]:
-        """Yield the rows after each layer; the last are the decoder's input."""
+        """Yield the rows after each layer; the last ones are the decoder's input."""
         count = max(_LEAST_SAMPLES, len(samples))
         padded = np.zeros(count + 1, np.float32)
         padded[: len(samples)] = samples
@@ -183,13 +182,13 @@ class MoonshineNetwork:
         yield layer_norm(x, self._end)
 
     def hear(self, samples: Floats, window: int) -> Iterator[None]:
-        """Transcribe samples into a window's slot; stop after each layer and each token."""
+        """Transcribe samples into a window's slot; pause after each layer and each token."""
         files, found = self.files, list[Emission]()
-        behind = np.empty((0, 0), np.float32)
+        encoded = np.empty((0, 0), np.float32)
         for rows in self.encode(samples):
-            behind = rows
+            encoded = rows
             yield
-        heard = [layer.cross.keys(behind, None) for layer in self._decoder]
+        heard = [layer.cross.keys(encoded, None) for layer in self._decoder]
         size = files.width // files.heads[1]
         none = np.zeros((files.heads[1], 0, size), np.float32)
         past = [[none, none] for _ in self._decoder]

@@ -1,7 +1,7 @@
 """Parakeet: log-mel features, FastConformer layer by layer, then CTC or a transducer.
 
 One window is a stretch of speech of at most 30 s, whose frames all attend to each other. Products
-run in the CPU library, the rest in numpy, a layer at a time; after each layer others have their
+run in the CPU library, the rest in numpy, one layer at a time; after each layer others have their
 turn. A window does not depend on others.
 """
 
@@ -115,8 +115,7 @@ class _Conformer:
         return self._last(silu(total))
 
     def _attention(self, x: Floats, places: Floats) -> Floats:
-        """Attend from each frame to all, by content and by distance (Dai et al. 2019, appendix
-        B)."""
+        """Attend from each frame to all, by content and distance (Dai et al. 2019, appendix B)."""
         n, heads = len(x), self._heads
         q, k, v, r = self._q(x), self._k(x), self._v(x), self._r(places)
         size = x.shape[1] // heads
@@ -155,7 +154,7 @@ class _Subsampling:
             at = f"{name}.layers.{3 + 3 * i}"
             self._across.append(net.linear(at, channels, channels, 1, 1))
         mels = files.mels >> files.halvings
-        # The file has channel before mel, the rows here mel before channel.
+        # The file has channel before mel, but the rows here mel before channel.
         weight = files.tensor(f"{name}.linear.weight", files.width, channels * mels)
         weight = weight.reshape(files.width, channels, mels).transpose(0, 2, 1)
         bias = files.tensor(f"{name}.linear.bias", files.width)
@@ -187,7 +186,7 @@ def _nine(x: Floats) -> Iterator[tuple[Floats, int, int]]:
 
 
 class ParakeetNetwork:
-    """One model; `windows` windows are transcribed at the same time, layer by layer."""
+    """One model, which transcribes `windows` windows at the same time, layer by layer."""
 
     def __init__(self, files: ParakeetFiles, team: Team, precision: Precision = "int8") -> None:
         """Load the weights. Raises `ModelFileError` if a tensor is missing or has another shape."""
@@ -232,7 +231,7 @@ class ParakeetNetwork:
         return self.product(weight, self.files.optional(f"{name}.bias", out))
 
     def hear(self, samples: Floats, window: int) -> Iterator[None]:
-        """Transcribe samples into a window's slot; stop after each layer."""
+        """Transcribe samples into a window's slot; pause after each layer."""
         files = self.files
         x = self._subsampling(features(samples, files.mels))
         if files.scaled:

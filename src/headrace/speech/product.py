@@ -18,10 +18,10 @@ from ..loader.q8_0 import q8_0
 
 Floats = npt.NDArray[np.float32]
 Precision = Literal["exact", "int8"]
-"""Form of the weights: the file's own, with sums in fp32; or codes of eight bits with a scale for
-each 32, and activations likewise."""
+"""Form of the weights: the file's own, with sums in fp32; or 8-bit codes with a scale per 32, and
+likewise for activations."""
 MAX_ROWS = 2_048
-"""Rows of a product at a time."""
+"""Most rows of a product at a time."""
 
 
 class Product:
@@ -39,9 +39,9 @@ class Product:
         coded: bool = False,
         activation: str | None = None,
     ) -> None:
-        """Pack the matrix. `step`: numbers from the begin of a row to that of the next; 0: rows do
-        not overlap. `coded`: quantise weights and rows to eight bits if the width is a multiple of
-        32. `activation`: one of the library's, applied to the results."""
+        """Pack the matrix. `step`: distance between the starts of successive rows; 0: rows do not
+        overlap. `coded`: quantise weights and rows to eight bits if the width is a multiple of 32.
+        `activation`: one of the library's, applied to the results."""
         self._team, (self.out, self._width) = team, weight.shape
         self._step = step or self._width
         coded = coded and not self._width % 32
@@ -75,7 +75,7 @@ class Product:
         self._records, self._count = emit.program(emitted), len(emitted)
 
     def __call__(self, x: Floats, rows: int | None = None) -> Floats:
-        """Compute [rows, out]; x has all numbers that the last row reaches; None: as many rows as x
+        """Compute [rows, out]; x must have all numbers of the last row; None: as many rows as x
         has."""
         x = np.ascontiguousarray(x)
         count = len(x) if rows is None else rows

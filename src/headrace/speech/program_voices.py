@@ -1,8 +1,8 @@
-"""Voices that are foreign programs: the files beside an ONNX file, and the inputs of its runs.
+"""Voices of foreign programs: the files next to an ONNX file, and the inputs of its runs.
 
-Two kinds are known by their files and inputs. *Piper* (VITS): NAME.onnx.json has the id of each
-phoneme; phonemes come from espeak-ng. *Kokoro*: vocab.json has the ids, voices.npz a style for each
-number of phonemes; those of Japanese voices come from kana.
+Two kinds are recognised by their files and inputs. *Piper* (VITS): NAME.onnx.json has the id of
+each phoneme; phonemes come from espeak-ng. *Kokoro*: vocab.json has the ids, voices.npz a style for
+each number of phonemes; those of Japanese voices come from kana.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .kana import kana_phonemes
 
 Floats = npt.NDArray[np.float32]
 Spoken = Callable[..., str]
-"""Makes the phonemes of a piece of text. It may start a process, which its `on_child` gets."""
+"""Makes the phonemes of a piece of text. If it starts a process, `on_child` gets it."""
 PIPER_INPUTS = ("input", "input_lengths", "scales")
 KOKORO_INPUTS = ("tokens", "style", "speed")
 MOST_SYMBOLS = {"piper": 480, "kokoro": 150}
-"""Phonemes of a run, of which memory and time grow with them: a Kokoro of eight bits takes a second
-of a processor for a second of sound, and a run has its time limit."""
+"""Most phonemes of a run, since memory and time grow with them: an 8-bit Kokoro takes a processor
+second per second of sound, and a run has a time limit."""
 _MOST_RATE, _MOST_IDS, _MOST_VOICES, _MOST_STYLES = 192_000, 65_536, 1_024, 256 << 20
 _NAME = re.compile(r"[\w.+-]{1,64}")
 _START, _PAD, _END = "^", "_", "$"
@@ -54,18 +54,18 @@ class ProgramVoice(Protocol):
 
     @property
     def most(self) -> int:
-        """Phonemes of a run at speed 1."""
+        """Most phonemes of a run at speed 1."""
 
     @property
     def sample(self) -> str:
-        """A text that it speaks, for an example."""
+        """A text that it can speak, as an example."""
 
     def spoken(self, voice: str) -> Spoken:
-        """Return the function that makes phonemes of text for a voice. Raises `InvalidRequest` if
-        there is none for its language."""
+        """Return the function that converts text to phonemes for a voice. Raises `InvalidRequest`
+        if there is none for its language."""
 
     def check(self, text: str) -> None:
-        """Raise `InvalidRequest` for a text that has no phonemes, if no other process tells."""
+        """Raise `InvalidRequest` for a text without phonemes, if no other process detects it."""
 
     def unknown(self, symbols: str) -> str:
         """Return the first symbol without an id, or ""."""
@@ -86,7 +86,7 @@ class PiperVoice:
     scales: tuple[float, float, float]
     """Noise, length, noise of durations."""
     speakers: Mapping[str, int]
-    """Number of each voice; empty: the program has one."""
+    """Number of each voice; empty: the program has a single voice."""
     pause: float = 0.2
     most: int = MOST_SYMBOLS["piper"]
     sample: str = "1, 2, 3."
@@ -95,7 +95,7 @@ class PiperVoice:
         return partial(phonemes, language=self.language)
 
     def check(self, text: str) -> None:
-        """Do nothing: espeak-ng speaks what it does not know letter by letter."""
+        """Do nothing: espeak-ng spells unknown characters."""
 
     def unknown(self, symbols: str) -> str:
         return next((one for one in symbols if one not in self.ids), "")
@@ -165,9 +165,9 @@ def _of_kana(text: str, *, on_child: object = None) -> str:
 
 
 def open_program_voice(path: Path, inputs: Mapping[str, Port]) -> ProgramVoice | None:
-    """Open the voice of an ONNX file with these inputs; None: its files are no voice's.
+    """Open the voice of an ONNX file with these inputs; None: its files are not a voice's.
 
-    Raises `ModelFileError` and `UnsupportedModel` if they are, and are wrong.
+    Raises `ModelFileError` and `UnsupportedModel` for a voice's files with errors.
     """
     config = path.with_name(f"{path.name}.json")
     if set(PIPER_INPUTS) <= inputs.keys() and config.is_file():

@@ -1,4 +1,4 @@
-"""Sounds of prompts, as a language model's encoder reads them: decoded, checked, as features.
+"""Sounds of prompts for a language model's encoder: decoded, checked, converted to features.
 
 Nothing here knows the model's weights; the encoder is a part of the model and runs in its worker.
 """
@@ -25,31 +25,31 @@ LIMITS = AudioLimits(seconds=60.0)
 SHORTEST = RATE // 10
 """Smallest number of samples of a sound."""
 FORM = 1
-"""Version of the features: equal samples have equal names as long as it stands."""
+"""Version of the features: within one, equal samples have equal names."""
 _HOP = 160
 """Samples of a frame of features; a position of the encoder has two of them."""
 
 
 class PreparedSound(NamedTuple):
-    """A sound as the encoder takes it."""
+    """A sound in the form that the encoder takes."""
 
     features: Floats
-    """[frames, mels]: as many as its positions read."""
+    """[frames, mels]: all that its positions read."""
     digest: bytes
     """`InputSpan.digest`."""
     positions: int
     rows: int
-    """Tokens of the prompt that stand for it: one for each whole 40 ms."""
+    """Tokens of the prompt that stand for it: one per whole 40 ms."""
 
 
 class SoundPrompts:
     """Preparation of one model's sounds. `read` and `prepare` may be called from any thread."""
 
     def __init__(self, sound: SoundArch, model: str) -> None:
-        """`model`: name of the model, of which names of sounds are a part."""
+        """`model`: name of the model, hashed into the names of sounds."""
         self.sound = sound
         self.payloads = SealedInputs()
-        """Sounds in memory that the engine reads, too. For one thread."""
+        """Sounds in memory that is shared with the engine. For one thread."""
         arch = sound.arch
         said = KIND, FORM, model, sound.mels, arch.hidden, arch.layers, sound.hidden
         self._name = repr(said).encode()

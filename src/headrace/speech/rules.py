@@ -1,4 +1,4 @@
-"""Rules for the tokens of a transcription, as a request has them, and log softmax of one row."""
+"""Token rules of a transcription request, and log softmax of one row."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ TICK = 0.02
 
 
 def rules_of(files: WhisperFiles, *, times: bool, begin: int, most: int = 0) -> TimeRules:
-    """Return the rules of a text after `begin` tokens, with timestamps or without; `most`: as
-    `TimeRules` has it."""
+    """Return the rules of a text after `begin` tokens, with timestamps or without; `most`: see
+    `TimeRules`."""
     special = files.special
     never = {
         *files.suppressed,
@@ -26,7 +26,7 @@ def rules_of(files: WhisperFiles, *, times: bool, begin: int, most: int = 0) -> 
         special.no_speech,
         special.no_timestamps,
         *special.languages.values(),
-        # Any other ids between them are no text.
+        # Any other ids between them are not text.
         *range(special.end + 1, special.first_timestamp),
     }
     if not times:

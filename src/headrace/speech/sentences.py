@@ -1,4 +1,4 @@
-"""Texts in pieces that are spoken one by one: sentences, and clauses where those are long."""
+"""Division of texts into pieces to speak: sentences, and clauses of long ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 MOST = 300
 """Characters of a piece."""
 FIRST = 48
-"""Characters of the first sentence above which its first clause is a piece of its own: its sound is
-there sooner."""
+"""Characters of the first sentence above which its first clause is a separate piece, so that its
+sound comes sooner."""
 LEAST = 12
 """Characters of such a clause."""
 _CLOSING = "\"'”’»)\\]」』）"
-# A run of marks or spaces is tried from its first character alone: else long ones cost its square.
+# A run of marks or spaces is tried from its first character only: otherwise cost is quadratic.
 _END = re.compile(
     rf"(?:(?<![.!?…])[.!?…]+[{_CLOSING}]*(?=\s|$)|[。！？]+[{_CLOSING}]*)\s*|(?<!\s)\s*\n\s*"
 )
@@ -27,7 +27,7 @@ _ABBREVIATED = re.compile(
 def sentences(text: str) -> list[str]:
     """Return the sentences of a text in order, without spaces around them.
 
-    A period after a letter or a usual abbreviation, or before a small letter, ends none.
+    A period after a letter or a usual abbreviation, or before a small letter, does not end one.
     """
     found, begin = [], 0
     for end in _END.finditer(text):
@@ -45,7 +45,7 @@ def _abbreviates(text: str, begin: int, period: int) -> bool:
 
 
 def clauses(text: str) -> list[tuple[str, str]]:
-    """Return (clause, mark behind it) in order; a mark is one of `,.;:!?` or empty."""
+    """Return (clause, mark after it) in order; a mark is one of `,.;:!?` or empty."""
     found, begin = [], 0
     for end in _CLAUSE.finditer(text):
         if end[0][0] == "." and end.end() < len(text) and _abbreviates(text, begin, end.start()):
@@ -63,7 +63,7 @@ _MARKS = dict(zip(".;:!?…。；：！？", ".;:!?..;:!?", strict=True))
 
 
 def cut(text: str, most: int) -> list[str]:
-    """Cut a text into pieces of at most `most` characters: behind the last mark that fits, else at
+    """Cut a text into pieces of at most `most` characters: after the last mark that fits, else at
     the last space, else anywhere."""
     found = []
     while len(text) > most:
@@ -77,7 +77,7 @@ def cut(text: str, most: int) -> list[str]:
 
 
 def pieces(text: str) -> list[str]:
-    """Return what is spoken in one go each: a sentence, or a part of a long one."""
+    """Return the pieces to speak one at a time: sentences, or parts of long ones."""
     found = [piece for sentence in sentences(text) for piece in cut(sentence, MOST)]
     if not found or len(found[0]) <= FIRST:
         return found

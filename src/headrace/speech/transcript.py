@@ -1,9 +1,9 @@
-"""A sound of any length to segments with times.
+"""Conversion of a sound of any length to segments with times.
 
-In order (`sequential`), as OpenAI's code does: a window of 30 s begins where the last whole segment
-of the previous window ended, and is conditioned on the earlier text. By chunks (`chunked`):
+In order (`sequential`), as OpenAI's code does: a window of 30 s begins where the last complete
+segment of the previous window ended, and is conditioned on the earlier text. By chunks (`chunked`):
 stretches with speech, cut at quiet places, independent of each other, many in one step. Times are
-counted in samples from the sound's begin, so no error adds up over windows.
+counted in samples from the sound's start, so errors do not add up over windows.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from .words import FRAME, Word, split_words
 Floats = npt.NDArray[np.float32]
 _TICK_SAMPLES = round(TICK * RATE)
 INAUDIBLE = 1e-4
-"""Largest sample of a window that is not decoded: -80 dBFS, below the noise of a recording."""
+"""Peak below which a window is not decoded: -80 dBFS, below a recording's noise."""
 AT_ONCE = 8
-"""Largest number of chunks of one sound that are decoded at the same time."""
+"""Most chunks of one sound decoded at the same time."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Segment:
 
 
 class LeftOut(NamedTuple):
-    """A stretch without a segment, in seconds from the sound's begin, and why."""
+    """A stretch without a segment, in seconds from the sound's start, with the reason."""
 
     start: float
     end: float
@@ -97,7 +97,7 @@ class Transcript:
 
 
 Told = Callable[[list[Segment], float], None]
-"""Callback for new segments, and for the second up to which the sound is done."""
+"""Callback with new segments, and the seconds of the sound that are done."""
 
 
 def _untold(new: list[Segment], upto: float) -> None:
@@ -105,7 +105,7 @@ def _untold(new: list[Segment], upto: float) -> None:
 
 
 class WindowWanted(NamedTuple):
-    """A window to be decoded."""
+    """A window to decode."""
 
     samples: Floats
     before: list[int]
@@ -119,13 +119,13 @@ class WindowHeard(NamedTuple):
 
     place: int
     spoken: Any
-    """Result of the walk: an `Utterance`, or another model's own kind."""
+    """Result of the job: an `Utterance`, or another model's own kind."""
     words: list[Word]
 
 
 @dataclass(slots=True)
 class _Begun:
-    """A walk, and the window lent to it; None: given back."""
+    """A job and the window lent to it; None: returned."""
 
     job: WalkUnderWay[WindowHeard]
     window: int | None
@@ -135,17 +135,17 @@ class Transcriber:
     """Transcriber of sounds by windows, for one Whisper."""
 
     at_once = False
-    """Flag: many windows run at the same time even if no language is known."""
+    """Whether many windows run at the same time even without a known language."""
     files: Any
     jobs: Jobs
 
     def __init__(self, files: WhisperFiles, jobs: Jobs) -> None:
-        """`jobs`: runner of walks that ask an engine about windows."""
+        """`jobs`: runner of jobs that send requests about windows to an engine."""
         self.files, self.jobs = files, jobs
         self._windows = Windows(files)
 
     def close(self) -> None:
-        """Give back what computes."""
+        """Release the network or engine."""
         self.jobs.close()
 
     def transcribe(
@@ -157,7 +157,7 @@ class Transcriber:
         chunked: bool = False,
         told: Told = _untold,
     ) -> Transcript:
-        """Return the whole transcript. Raises a walk's errors."""
+        """Return the whole transcript. Raises a job's errors."""
         work = self.chunked if chunked else self.sequential
         running = work(samples, options or DecodingOptions(), words=words, told=told)
         try:
@@ -173,7 +173,7 @@ class Transcriber:
     def sequential(
         self, samples: Floats, options: DecodingOptions, *, words: bool, told: Told
     ) -> Generator[None, None, Transcript]:
-        """Yield until its windows have been decoded, one after the other, by the scheduler."""
+        """Yield until its windows have been decoded in sequence, by the scheduler."""
         transcript = Transcript(options.language or "", len(samples) / RATE)
         seek = place = 0
         before, share = self._prompt(options), self.jobs.share()
@@ -183,7 +183,7 @@ class Transcriber:
             if np.abs(window).max() <= INAUDIBLE:
                 transcript.leave_out(seek, end, "inaudible")
                 seek = end
-                yield  # Hours of silence are not one computation.
+                yield  # Hours of silence must not be a single computation.
                 continue
             wanted = [WindowWanted(window, before, place)]
             spoken, said = Utterance(), list[Word]()
@@ -249,7 +249,7 @@ class Transcriber:
         text = options.prompt.strip()
         if not text:
             return []
-        # Special tokens in a prompt are text: their marks are broken up.
+        # Special tokens in a prompt are text, so their marks are broken up.
         text = text.replace("<|", "< |")
         found: list[int] = self.files.tokenizer.encode(" " + text, add_special_tokens=False).ids
         return found
@@ -262,9 +262,9 @@ class Transcriber:
         transcript: Transcript,
         words: bool,
     ) -> Generator[WindowHeard | None, None, None]:
-        """Yield each window's transcription, in order; None when a turn has to be taken first.
+        """Yield each window's transcription, in order; None if the caller must run a turn first.
 
-        At most `AT_ONCE` are in progress, each by a walk of its own. If no language was given, the
+        At most `AT_ONCE` are in progress, each as a separate job. Without a given language, the
         first runs alone and detects it for the others.
         """
         jobs, waiting = self.jobs, deque(windows)
@@ -309,8 +309,8 @@ class Transcriber:
         words: bool,
         window: int,
     ) -> Generator[Any, Any, WindowHeard]:
-        """Ask for all that is wanted of a window; `window`: its number, if the network has slots
-        for windows."""
+        """Ask for everything wanted of a window; `window`: its number, if the network has slots for
+        windows."""
         samples, before, place = wanted
         with self._windows.open(samples, short=options.short, aligns=words) as span:
             if not transcript.language:
@@ -330,7 +330,7 @@ class Transcriber:
         window: InputSpan,
         length: int,
     ) -> Generator[list[Ask], list[WindowAnswer], list[Word]]:
-        """Ask for the words of a window, in seconds from its begin."""
+        """Ask for the words of a window, in seconds from its start."""
         files = self.files
         special = files.special
         text = [token for token in spoken.tokens if token < special.end]
@@ -354,8 +354,7 @@ class Transcriber:
     def _segments(
         self, spoken: Utterance, said: list[Word], window: Floats, offset: int
     ) -> tuple[list[Segment], int]:
-        """Make the segments of a window; return them and the number of its samples that are
-        done."""
+        """Make the segments of a window; return them and the number of samples consumed."""
         files = self.files
         first, tokens = files.special.first_timestamp, spoken.tokens
         is_time = [token >= first for token in tokens]

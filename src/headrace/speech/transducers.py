@@ -1,5 +1,5 @@
-"""From frames to tokens without a search: CTC (Graves et al. 2006), RNN-T (Graves 2012), and TDT,
-whose tokens have durations in frames (Xu et al. 2023). Greedy, frame by frame."""
+"""Greedy conversion of frames to tokens, frame by frame: CTC (Graves et al. 2006), RNN-T (Graves
+2012), and TDT, whose tokens have durations in frames (Xu et al. 2023)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def transduce(
 
     `joint`: logits [vocab + durations] of a frame's and the predictor's sum. A blank advances by
     its duration, at least one frame. Any other token advances by its duration, which is zero in an
-    RNN-T. After `most_symbols` tokens of one frame the next frame is due, which bounds the steps.
+    RNN-T. After `most_symbols` tokens of one frame the next frame follows, which bounds the steps.
     """
     said = predictor.say(start)
     frame = symbols = steps = 0

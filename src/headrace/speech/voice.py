@@ -20,14 +20,14 @@ from .pauses import USUAL_PAUSES, Pauses
 _FRAME = 480
 _FRAME_SECONDS = _FRAME / RATE
 _PIECE = 10_000
-"""Frames, five minutes of them, whose levels are computed at a time."""
+"""Frames, five minutes, whose levels are computed at a time."""
 
 
 def levels(
     samples: npt.NDArray[np.float32],
 ) -> Generator[None, None, npt.NDArray[np.float64]]:
-    """Return the level of each frame of 30 ms, in dB; yield between five minutes and the next, for
-    others to compute."""
+    """Return the level of each frame of 30 ms, in dB; yield after every five minutes of sound, so
+    that others can compute."""
     count = len(samples) // _FRAME
     level = np.empty(count)
     for first in range(0, count, _PIECE):
@@ -45,8 +45,8 @@ def speech_spans(
     level: npt.NDArray[np.float64],
     pauses: Pauses = USUAL_PAUSES,
 ) -> list[tuple[int, int]]:
-    """Return the first sample of each stretch with speech, and the one after its last. `level`: of
-    each frame (`levels`)."""
+    """Return (first sample, sample after the last) of each stretch with speech. `level`: of each
+    frame (`levels`)."""
     if not len(level):
         return []
     floor = max(

@@ -1,8 +1,8 @@
 """Speech synthesis (TTS) files of a folder with a language model: `speech.json`, and its codec.
 
-Such a model (Orpheus' shape) is a language model whose vocabulary ends in the codes of a codec: for
-each place of a frame all of its codes, place after place. A frame is written code by code, in the
-order of `CodecFiles.levels`.
+Such a model (Orpheus' form) is a language model whose vocabulary ends with the codes of a codec:
+all codes of a frame's first place, then of the next, and so on. It writes a frame code by code, in
+the order of `CodecFiles.levels`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class VoiceFiles:
             if isinstance(part, int):
                 found.append(part)
             else:
-                # The request's text is inserted last: it may hold braces.
+                # The request's text is inserted last, because it may contain braces.
                 head, mark, rest = part.replace("{voice}", voice).partition("{text}")
                 found += encode(head + text * bool(mark) + rest)
         return found
@@ -135,8 +135,8 @@ def _sampling(value: object) -> dict[str, Any]:
 class FrameReader:
     """Converter of one sound's tokens to frames of codes.
 
-    A token that is no code of the next place is left out and counted: a model that slips goes on at
-    the same place.
+    A token that is not a code of the next place is dropped and counted; the model continues at the
+    same place.
     """
 
     def __init__(self, files: VoiceFiles) -> None:
@@ -144,7 +144,7 @@ class FrameReader:
         self._places = len(files.codec.levels)
         self._open: list[int] = []
         self.dropped = 0
-        """Number of tokens that were no code of their place, except the one that ends a sound."""
+        """Number of tokens that were not codes of their place, except the one that ends a sound."""
         self._end = files.end
 
     def take(self, tokens: Sequence[int]) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""A window of a sound as the engine reads it: features in sealed memory, and its name."""
+"""A window of a sound in the engine's form: features in sealed memory, and its name."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Floats = npt.NDArray[np.float32]
 _FRAME_SAMPLES = 320
 """Samples of a position of the encoder's output."""
 _LEAST_FRAMES, _BEHIND_FRAMES = 200, 50
-"""Smallest number of positions of a short window, and the positions added after its sound."""
+"""Fewest positions of a short window, and the positions added after its sound."""
 
 
 class Windows:
-    """The windows of one model that are open."""
+    """The open windows of one model."""
 
     def __init__(self, files: WhisperFiles) -> None:
         self.files = files
@@ -30,8 +30,8 @@ class Windows:
 
     @contextmanager
     def open(self, samples: Floats, *, short: bool, aligns: bool) -> Iterator[InputSpan]:
-        """Open a window of at most 30 s. `short`: only as much of it as the samples fill, and a
-        second more; `aligns`: its words will be asked for."""
+        """Open a window of at most 30 s. `short`: only the length of the samples plus a second;
+        `aligns`: its words will be requested."""
         rows = self.files.frames
         if short:
             filled = -(-len(samples) // _FRAME_SAMPLES) + _BEHIND_FRAMES

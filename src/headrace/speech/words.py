@@ -10,7 +10,7 @@ from ..loader.whisper_files import WhisperFiles
 FRAME = 0.02
 """Seconds of a frame of the encoder's output."""
 _APART = ("zh", "ja", "th", "lo", "my", "yue")
-"""Languages without spaces between words: each character is one."""
+"""Languages without spaces between words: each character is a word."""
 _BEFORE = "\"'“¿([{-"
 _BEHIND = "\"'.。,，!！?？:：”)]}、"
 
@@ -26,7 +26,7 @@ class Word(NamedTuple):
 def split_words(
     files: WhisperFiles, tokens: Sequence[int], language: str
 ) -> list[tuple[str, list[int]]]:
-    """Split tokens into words with their text; punctuation alone joins the word that it belongs
+    """Split tokens into words with their text; separate punctuation joins the word that it belongs
     to."""
     units: list[tuple[str, list[int]]] = []
     held: list[int] = []

@@ -78,7 +78,7 @@ class Automaton:
         return state, len(text), None
 
     def passes(self, text: str) -> bool:
-        """Tell whether this text, read from the start, has no first character of any pattern."""
+        """Return whether this text, read from the start, has no first character of any pattern."""
         return self._next[0].keys().isdisjoint(text)
 
     def held(self, state: int) -> int:

@@ -1,9 +1,9 @@
 """Calls at the beginning of a message as plain JSON, in any dialect.
 
 Many models were taught markers and yet write a call without them, bare or in a fence: code models
-nearly always. So some answers without markers are calls: an object, or a list of objects, with the
-name of an offered tool and arguments (llama.cpp reads it so too). Everything else is content. The
-decision falls at the object's first keys: an answer that is some other JSON is not held back.
+nearly always. So some answers without markers are calls, as in llama.cpp: an object, or a list of
+objects, with the name of an offered tool and arguments. Everything else is content. The decision
+falls at the object's first keys: an answer that is some other JSON is not held back.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _read_label() -> Reader:
 
 
 def _read_calls(char: str, calls: Calls) -> Reader:
-    """Read one value, or several with `;` or `,` between them; return what follows the spaces."""
+    """Read one value, or several with `;` or `,` between; return the character after the spaces."""
     while True:
         if char == "[":
             yield from read_list(calls, certain=False)

@@ -21,7 +21,7 @@ from .jsonstream import (
 from .tools import Tool
 
 SectionReader = Generator[None, str, str | None]
-"""Reader of a stretch of calls; returns a character that it took but that is not of the stretch."""
+"""Reader of a section of calls; returns a character that it read but that is not of the section."""
 
 MAX_NAME = 256
 NAME_KEYS = ("name", "function", "tool_name")

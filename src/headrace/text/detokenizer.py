@@ -1,8 +1,8 @@
 """Token ids to text while they arrive: never half a character, and no text is taken back.
 
 Bytes of the tokens go through an incremental UTF-8 decoder. It holds back at most three bytes, the
-beginning of one character. So a token costs the same at the end of a long text as at its start, and
-the parts always add up to the whole.
+beginning of one character. So a token costs the same anywhere in a long text, and the parts always
+add up to the whole.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Foreign:
     """Cutter of one model's control tokens."""
 
     def __init__(self, tokens: Iterable[str], *, everywhere: bool = False) -> None:
-        """`tokens`: as the vocabulary writes them. `everywhere`: in the texts of all roles."""
+        """Prepare cuts of `tokens`, as the vocabulary writes them. `everywhere`: for all roles."""
         self._everywhere = everywhere
         names = [name for token in tokens for name in {token, token.replace(SPACE, " ")}]
         self._names = [name for name in names if len(name) > 1]

@@ -210,8 +210,8 @@ def _from_gbnf(source: str, where: str) -> str:
 
 
 def from_structural_tag(tag: Mapping[str, Any], where: str) -> str:
-    """Make the grammar of free text in which certain beginnings force a schema: `structures` of
-    begin, schema and end, and the `triggers` after which one of them must follow."""
+    """Make the grammar of free text in which certain beginnings force a schema. The tag has
+    `structures` of begin, schema and end, and `triggers` after which one of them must follow."""
     structures, triggers = tag.get("structures"), tag.get("triggers")
     if not isinstance(structures, list) or not structures or not isinstance(triggers, list):
         raise InvalidRequest(
@@ -275,7 +275,7 @@ def after_reasoning(
 
 
 def verified(source: str, where: str, *, shift: int | None = None) -> str:
-    """Return the grammar if llguidance takes it; otherwise raise `InvalidRequest` with its words.
+    """Return the grammar if llguidance accepts it; otherwise raise `InvalidRequest` with its words.
 
     `shift`: number of lines before the user's own; None: no line is the user's.
     """

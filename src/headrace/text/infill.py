@@ -1,8 +1,8 @@
 """Infill: the marks between which a code model was trained to write missing text.
 
 The tokens are read from the file (`tokenizer.ggml.fim_*_token_id`) or found in the vocabulary by
-the names that families of models use (the lists of llama.cpp, whose order of parts is used too). A
-user's text never becomes one of them, nor any other control token.
+the names that model families use. These lists, and the order of parts, are llama.cpp's. A user's
+text never becomes one of them, nor any other control token.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Infill:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, source: Any) -> Infill | None:
-        """Find a model's marks; None if it has none. `source`: `ModelFiles.tokenizer`."""
+        """Find a model's marks; return None if it has none. `source`: `ModelFiles.tokenizer`."""
         metadata = source if isinstance(source, dict) else {}
         added = tokenizer.vocabulary.added
         marks = _named(metadata, tokenizer, ("prefix", "suffix", "middle"))

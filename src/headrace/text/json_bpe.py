@@ -296,7 +296,7 @@ def _plain(state: TokenizerFile) -> dict[str, int] | None:
 
 
 def _known(config: dict[str, Any], added: dict[str, int]) -> bool:
-    """Tell whether `tokenizer_config.json` adds no token of its own."""
+    """Return whether `tokenizer_config.json` adds no token of its own."""
     listed = config.get("added_tokens_decoder") or {}
     entries = listed.values() if isinstance(listed, dict) else [None]
     return all(isinstance(one, dict) and one.get("content") in added for one in entries)

@@ -224,7 +224,7 @@ def _keep(text: str) -> str:
 
 
 def refuse_constant(text: str) -> Any:
-    """Refuse NaN and Infinity for `json.loads`: they are no JSON."""
+    """Refuse NaN and Infinity for `json.loads`: they are not JSON."""
     raise ValueError(text)
 
 

@@ -71,14 +71,14 @@ def listed(name: str, parts: Sequence[tuple[str, bool]], separator: str) -> Rule
     """Make rules by which `name` is these expressions in their order, with a separator between two.
     Expressions that are not required (the second of each pair) may be missing."""
     rules: Rules = []
-    behind, first = '""', '""'
+    following, first = '""', '""'
     """Rules for the text after an expression, and for the text before the first one."""
     for place in range(len(parts) - 1, -1, -1):
         one, (expression, required) = f"{name}_{place}", parts[place]
         further = f"{separator} {one}" if required else f"({separator} {one})?"
-        begun = f"{one} {behind}" + ("" if required else f" | {first}")
+        begun = f"{one} {following}" + ("" if required else f" | {first}")
         rules.append((one, expression))
-        rules.append((f"{one}_behind", f"{further} {behind}"))
+        rules.append((f"{one}_behind", f"{further} {following}"))
         rules.append((f"{one}_first", begun))
-        behind, first = f"{one}_behind", f"{one}_first"
+        following, first = f"{one}_behind", f"{one}_first"
     return [(name, first), *rules]

@@ -13,7 +13,7 @@ from .tokenizer import Tokenizer
 
 
 class _Wrapper:
-    """The interface that llguidance looks for on an object."""
+    """Interface that llguidance looks for on an object."""
 
     is_tokenizer_wrapper = True
 
@@ -21,8 +21,8 @@ class _Wrapper:
         self.eos_token_id = ends[0]
         self.bos_token_id = tokenizer.bos_id
         self.tokens = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
-        # Ids that end a sequence are no text, even if the vocabulary says so. Inside a string such
-        # an id would match as text, and then end the answer there.
+        # Ids that end a sequence are not text, even if the vocabulary has text for them. Inside a
+        # string such an id would match as text, and then end the answer there.
         self.special_token_ids = sorted({*tokenizer.special_ids, *ends})
         self._tokenizer = tokenizer
 

@@ -64,7 +64,7 @@ def _message(message: Mapping[str, Any], where: str, absent: str | None) -> dict
     if clean.get("content") is None:
         if role not in ("assistant", "tool", "function"):
             raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
-        clean["content"] = absent if "tool_calls" in clean else ""  # A tool may give nothing.
+        clean["content"] = absent if "tool_calls" in clean else ""  # A tool may return nothing.
     return clean
 
 

@@ -65,12 +65,12 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def closed(tool: Tool) -> bool:
-    """Tell whether the tool takes no parameters but those that it declares."""
+    """Return whether the tool takes no parameters but those that it declares."""
     return tool.parameters.get("additionalProperties") is False
 
 
 def as_json(text: str, *, literals: bool = False) -> str:
-    """Convert text between tags to JSON: a value that is no string if it parses as one, else a
+    """Convert text between tags to JSON: a value other than a string if it parses as one, else a
     string. `literals`: Python's literals are accepted too."""
     body = text.strip()
     body = PYTHON.get(body, body)

@@ -13,7 +13,7 @@ class ReasoningMarks:
     """Text between reasoning and the answer's own beginning."""
 
     def open_in(self, prompt: str, answer: str = "") -> bool:
-        """Tell whether the prompt ends inside reasoning, which the model then continues.
+        """Return whether the prompt ends inside reasoning, which the model then continues.
 
         `answer`: the end of the prompt that is the beginning of the answer. A mark counts in it and
         right before it; one further up was written in an earlier turn.

@@ -2,8 +2,8 @@
 
 jinja's filters do their work in C, where no step is counted and no clock is checked: rounding to
 10^8 places takes minutes and holds the interpreter lock. A thread cannot be stopped in that; a
-process can. One is started when the first large conversation comes, keeps the compiled template,
-and takes one rendering after another over its standard streams (`rendering`, ADR 0055).
+process can. One is started for the first large conversation. It keeps the compiled template, and
+takes one rendering after another over its standard streams (`rendering`, ADR 0055).
 
     parent → child: length (4 bytes), MessagePack: a source, then the variables of each; another
     source replaces it

@@ -4,7 +4,7 @@
 
 Only text that may begin a marker is held back, and the spaces around reasoning and calls, which
 belong to neither side. Text that looks like a call but is not one becomes content, unchanged. If a
-reported call breaks off, its arguments are closed, and the text after it is left out up to the mark
+reported call breaks off, its arguments are closed. The text after it is left out up to the mark
 with which the call ends. The result does not depend on how the text is cut.
 """
 
@@ -27,7 +27,7 @@ HELD_SPACES = 64
 MAX_PENDING = 65_536
 """Longest text that is read as a call before it is certain, or left out after one that broke
 off."""
-MAX_BEHIND = 64
+MAX_AFTER = 64
 """Longest text that is left out between a complete call and the mark with which it ends."""
 
 
@@ -91,7 +91,7 @@ class StreamRouter:
 
     @property
     def in_reasoning(self) -> bool:
-        """Tell whether the next character would be reasoning, as far as is known."""
+        """Return whether the next character would be reasoning, as far as is known."""
         return self._state == self._reason
 
     def feed(self, text: str, tokens: int = 0) -> list[Event]:
@@ -210,7 +210,7 @@ class StreamRouter:
         return None
 
     def _enter_section(self, opener: str, before: str, *, bare: bool = False) -> None:
-        """Begin a section of calls. `before`: spaces to give back if it is no call; `bare`: no
+        """Begin a section of calls. `before`: spaces to restore if it is not a call; `bare`: no
         marker proves that it is one."""
         assert self._dialect is not None
         self._opener = before + opener
@@ -257,7 +257,7 @@ class StreamRouter:
 
     @property
     def _certain(self) -> bool:
-        """Tell whether the text being read can only be a call."""
+        """Return whether the text being read can only be a call."""
         return not self._bare or self.calls.count > self._calls_before
 
     def _leave_section(self) -> None:
@@ -267,7 +267,7 @@ class StreamRouter:
         self._state = self._content
 
     def _give_up(self, events: list[Event], *, ended: bool = False, cut: bool = False) -> str:
-        """End a section that is no call, or an incomplete one; return the text to be read as
+        """End a section that is not a call, or an incomplete one; return the text to be read as
         content."""
         calls = self.calls
         if ended:
@@ -280,7 +280,7 @@ class StreamRouter:
         if broke:
             pending = "" if ended else pending
         elif cut and certain and (begun or not pending.strip(SPACES)):
-            # The beginning of a call, as a marker or an earlier call shows: of no use to a reader.
+            # A marker or an earlier call shows that this begins a call: of no use to a reader.
             opener = pending = ""
         elif ended and before > self._calls_before and not begun:
             # Only the closing marker is missing, or a part of it.
@@ -292,7 +292,7 @@ class StreamRouter:
             self._broke = broke
             self._state = self._skip
         if opener and opener.strip(SPACES) not in self._hidden:
-            # The spaces before it were kept for a call, which did not come.
+            # The spaces before it were kept for a call that did not come.
             self._drop_space = False
             _add(events, ContentDelta, opener)
         return pending
@@ -311,7 +311,7 @@ class StreamRouter:
     def _skip(self, text: str, events: list[Event]) -> str:
         """Drop the rest of a call up to the mark with which calls end, if that comes within the
         bound; otherwise the rest is content."""
-        room = (MAX_PENDING if self._broke else MAX_BEHIND) - len(self._held)
+        room = (MAX_PENDING if self._broke else MAX_AFTER) - len(self._held)
         self._seek, read, found = self._ends().scan(self._seek, text[:room])
         self._held += text[:read]
         if found is None and read < room:

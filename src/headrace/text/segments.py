@@ -1,7 +1,7 @@
 """Long texts in segments, cut where the tokens of one side do not depend on the other.
 
-Encoders need many times the memory of their text while they work (the `tokenizers` library 100 to
-200 bytes per byte), and report the number of tokens only at the end. So a long text is encoded in
+Encoders need many times the memory of their text while they work: the `tokenizers` library 100 to
+200 bytes per byte. They report the number of tokens only at the end. So a long text is encoded in
 segments, one after the other, as far as necessary.
 
 A cut is between a small letter and a space before a small letter. Every pattern that cuts text into
@@ -34,7 +34,7 @@ _TRIED = (
     "    return a if b else c  # na\u00efve \u6c34 caf\u00e9 \U0001f642 ok (see below) for more\n"
 )
 _BEFORE = ("The water", "f(x).", "caf\u00e9", "\u6c34", "12", "it's", "->")
-_BEHIND = ("user\nThe", " work", "\n\n", "\u6c34", "")
+_AFTER = ("user\nThe", " work", "\n\n", "\u6c34", "")
 _TRIED_MARKS = 4
 
 
@@ -133,9 +133,9 @@ def _marks(
     ]
     tried = marks[:: max(1, len(marks) // _TRIED_MARKS)]
     same = all(
-        encode(before + mark + behind) == encode(before) + encode(mark + behind)
+        encode(before + mark + after) == encode(before) + encode(mark + after)
         for mark in tried
         for before in _BEFORE
-        for behind in _BEHIND
+        for after in _AFTER
     )
     return SpecialSplitter(dict.fromkeys(marks, 0)) if marks and same else None

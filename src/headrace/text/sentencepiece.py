@@ -1,8 +1,8 @@
 """SentencePiece's BPE, from the pieces and scores in a GGUF file.
 
-The algorithm is that of Sennrich et al. 2016 as SentencePiece runs it. It starts from characters,
-and joins the neighbours whose joined piece has the highest score, the leftmost first among equals,
-until no neighbours form a piece. A character that is no piece becomes its UTF-8 bytes.
+The algorithm is that of Sennrich et al. 2016 as SentencePiece runs it. It starts from characters.
+It joins the neighbours whose joined piece has the highest score, the leftmost among equals, until
+no neighbours form a piece. A character that is not a piece becomes its UTF-8 bytes.
 
 It is our own code because `tokenizers` wants a ranked list of merges. For a vocabulary of 262,144
 pieces there are half a million; making and loading them takes two seconds at every start, compared
@@ -30,7 +30,7 @@ class SentencePieceEncoder:
     """Encoder of plain text (no special tokens) to ids.
 
     `pieces` maps each piece that merges may form to (score, id). `byte_ids` are the ids of `<0x00>`
-    … `<0xFF>`, or empty; then `unknown` stands for a character that is no piece.
+    … `<0xFF>`, or empty; then `unknown` stands for a character that is not a piece.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ def _listed(mask: bytes) -> tuple[int, ...]:
 
 
 def admits_nothing(source: str) -> bool:
-    """Tell whether a grammar certainly has no sentence.
+    """Return whether a grammar certainly has no sentence.
 
     All beginnings are followed, up to the bounds. If several kinds of white space leave the same
     choice, one of them is followed. A grammar that needs the model's own tokens is not tested.

@@ -25,25 +25,25 @@ _NONE = re.compile(r"content['\"]?\]?\s+is\s+(not\s+)?none\b", re.IGNORECASE)
 one."""
 _PARTS = re.compile(r"\bfor\s+\w+\s+in\s+message(\[['\"]content['\"]\]|\.content)")
 _TEXTS = re.compile(r"\bis\s+(not\s+)?(string|iterable|sequence|mapping)\b")
-"""Patterns of templates that go through a content's parts, and that know contents which are text:
-of the first without the second (SmolVLM's), nothing of a plain text would be left."""
+"""Patterns of a template that iterates over the parts of a content, and of one that accepts a text.
+A template with the first but not the second (SmolVLM's) would drop a plain text."""
 _END_MARK = "\ue0f0end of the answer so far\ue0f1 "
 """Mark after the last message's content, to find where it ends: private characters that no template
 knows."""
 
 
 class Rendering(TypedDict, total=False):
-    """Options of a rendering in addition to the messages, which are OpenAI's; content given as text
-    parts is joined."""
+    """Options of a rendering in addition to the messages, which are in OpenAI's format; content
+    given as text parts is joined."""
 
     tools: Sequence[Mapping[str, Any]] | None
     documents: Sequence[Mapping[str, Any]] | None
     add_generation_prompt: bool
-    """True unless it is given."""
+    """Default: True."""
     continue_final_message: bool
     """Whether the last message is left open for the model to continue."""
     variables: Mapping[str, Any] | None
-    """The template's own (`{"enable_thinking": False}`); they cannot replace the options above."""
+    """Template variables (`{"enable_thinking": False}`); they cannot replace the options above."""
 
 
 class ChatTemplate:
@@ -60,7 +60,7 @@ class ChatTemplate:
                 f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE} are read",
                 param="chat_template",
             )
-        # Local: 20 ms of imports, useless at a start that renders no conversation.
+        # Local: 20 ms of imports that a start without a conversation saves.
         import jinja2
 
         from .renderer import Renderers
@@ -187,7 +187,7 @@ def _failed(words: str) -> InvalidRequest:
 
 
 def _is_small(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether a conversation is short enough to be rendered in-process."""
+    """Return whether a conversation is short enough to be rendered in-process."""
     if not isinstance(messages, list | tuple) or len(messages) > SMALL_MESSAGES:
         return False
     total = 0

@@ -47,7 +47,7 @@ class Vocabulary:
     added: Mapping[str, int]
     """Tokens that are found in text as a whole, special or not: text → id."""
     special_ids: frozenset[int]
-    """Ids that are no text: control tokens; left out when special tokens are skipped."""
+    """Ids that are not text: control tokens; left out when special tokens are skipped."""
     find: Callable[[str], int | None]
     """Function from a token as the file writes it to its id."""
     bos_id: int | None = None
@@ -58,7 +58,7 @@ class Vocabulary:
     strip_space: bool = False
     """SentencePiece: encoding puts a space before a text; decoding drops it again."""
     rows: int | None = None
-    """Rows of the model's matrices, if known: a token without one is no token of the model."""
+    """Rows of the model's matrices, if known: a token without one is not the model's."""
     added_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ class Tokenizer:
 
     @property
     def add_bos(self) -> bool:
-        """Tell whether the model wants a prefix (bos) before raw text, as its authors set it."""
+        """Return whether the model wants a prefix (bos) before raw text, as its authors set it."""
         return bool(self.vocabulary.prefix_ids)
 
     @property
@@ -270,7 +270,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Decode ids from the start of a text; bytes that are no UTF-8 become U+FFFD."""
+        """Decode ids from the start of a text; bytes that are not UTF-8 become U+FFFD."""
         stream = IncrementalDetokenizer(self, skip_special=skip_special, at_start=True)
         # In parts: joining takes eighty bytes for each of the pieces.
         parts = [stream.feed(ids[at : at + _PART]) for at in range(0, len(ids), _PART)]

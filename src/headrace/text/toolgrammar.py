@@ -1,8 +1,8 @@
 """Grammars that hold a model to a dialect's calls and to its tools' schemas.
 
 If only a call is allowed, it must have the dialect's own form. If the model may choose (`auto`), a
-call may also begin the answer as plain JSON, which many models write in spite of their training
-(`bare`). Text that begins like such a call and goes on differently is then forbidden.
+call may also begin the answer as plain JSON (`bare`). Many models write it so in spite of their
+training. Text that begins like such a call and goes on differently is then forbidden.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def _call(
     """Make the rule `call_{index}`: a call in the dialect's own form, without `skip` at its
     begin."""
     form = dialect.format
-    head, _, behind = form.begin_call(tool.name)[len(skip) :].partition("NUMBER")
+    head, _, tail = form.begin_call(tool.name)[len(skip) :].partition("NUMBER")
     begin = literal(head, special)
-    if behind:
-        begin += f" /[0-9]{{1,3}}/ {literal(behind, special)}"
+    if tail:
+        begin += f" /[0-9]{{1,3}}/ {literal(tail, special)}"
     body, rules = form.arguments(tool, f"given_{index}", _value(tool), special)
     return [(f"call_{index}", f"{begin} {body} {literal(form.end, special)}"), *rules]
 
@@ -100,7 +100,7 @@ def _each(
 
 
 def _marked(dialect: Dialect) -> bool:
-    """Tell whether a call in the dialect's own form begins with a marker."""
+    """Return whether a call in the dialect's own form begins with a marker."""
     return (dialect.format.open + dialect.format.begin).startswith(dialect.openers or ("\0",))
 
 

@@ -6,6 +6,7 @@ import torch
 
 from ..base.arch import ModelArch
 from ..base.groups import graph_groups
+from ..base.hardware import cpu
 from ..base.step import PoolShape
 from ..kernels.cuda_graphs import null_step
 from ..kernels.model import Model
@@ -27,7 +28,10 @@ class CudaMemory:
     def free(self) -> int:
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
-        return int(torch.cuda.mem_get_info(self._device)[0])
+        free = int(torch.cuda.mem_get_info(self._device)[0])
+        if torch.cuda.get_device_properties(self._device).is_integrated:
+            free = max(free, cpu().available)  # File pages are used to the driver, and given back.
+        return free
 
     def watch(self) -> None:
         torch.cuda.synchronize(self._device)

@@ -1,8 +1,8 @@
 """`AsyncEngine`: one served model, for an event loop; the engine runs in a process of its own.
 
 Everything here belongs to one event loop and nothing imports torch. Requests are tokenised here and
-go to the engine process as ids. Its tokens after each step are detokenised here and handed to the
-streams.
+go to the engine process as ids. The tokens of each step come back, are detokenised here and go to
+the streams.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class AsyncEngine(SupervisedEngine):
         name: str | None = None,
         operations: Operations | None = None,
     ) -> None:
-        """Use `start`. `number`, `name`, `operations`: in a server of several models, this one's in
-        messages and in metrics, and the server's."""
+        """Use `start`. `number`, `name`, `operations`: in a server of several models, the number in
+        messages and the name in metrics of this one, and the server's operations."""
         super().__init__(supervisor, tasks, number)
         files = model.files
         self.options = options
@@ -114,12 +114,12 @@ class AsyncEngine(SupervisedEngine):
     ) -> AsyncEngine:
         """Open the model and start its engine process, at the same time.
 
-        `fields` are those of `EngineOptions` if `options` is None. `wait=False` returns when the
-        model's files are open, and the engine gets ready in the background. Until then `health`
+        `fields` are those of `EngineOptions` if `options` is None. `wait=False` returns as soon as
+        the model's files are open. The engine gets ready in the background; until then `health`
         says so and requests get `Overloaded`. `progress` is handed to `loader.open_model`. `worker`
         names the function that loads a worker (see `engine.loop.real`).
 
-        Raises what the start raises: `OptionError`, `ModelNotFound`, `DownloadError`,
+        Raises the errors of a start: `OptionError`, `ModelNotFound`, `DownloadError`,
         `ModelFileError`, `UnsupportedModel`, `DoesNotFit`, `EngineDead`.
         """
         begin = time.monotonic()
@@ -276,7 +276,7 @@ class AsyncEngine(SupervisedEngine):
                 self._reports.clear()
 
     def _observe(self, stats: StepStats) -> None:
-        # A delta of an abort may come without a step: the running set changed, but no result.
+        # The delta of an abort may come without a step: the running set changed, but no result.
         stepped = stats.step != self.stats.step
         self.stats = stats
         if stepped:
@@ -334,8 +334,8 @@ class AsyncEngine(SupervisedEngine):
         self.metrics.phases = self.phases
 
     def down(self, kind: str, error: EngineDead) -> None:
-        """Handle the end of the engine process. Requests without visible output wait for the next,
-        once, if that is soon; all other requests in it end with an error."""
+        """Handle the end of the engine process. Requests without visible output wait once for the
+        next process, if it comes soon; all others end with an error."""
         self.metrics.failed(kind)
         if self._recorder is not None:
             self._recorder.cut(kind)
@@ -383,8 +383,7 @@ class AsyncEngine(SupervisedEngine):
         await self._loads.load(name, path)
 
     async def unload_adapter(self, name: str) -> None:
-        """Refuse the adapter to new requests; those that have it end as usual. Raises
-        `NotFound`."""
+        """Refuse the adapter to new requests; those that use it end as usual. Raises `NotFound`."""
         await self._loads.unload(name)
 
     # The engine as a whole
@@ -417,7 +416,7 @@ class AsyncEngine(SupervisedEngine):
         self._work.on_end = callback
 
     async def inspect(self) -> messages.Report:
-        """Ask the engine how much it holds and whether its books are right."""
+        """Return how much the engine holds and whether its accounting is consistent."""
         waiting: asyncio.Future[messages.Report] = asyncio.get_running_loop().create_future()
         self._send(messages.Inspect())
         self._reports.append(waiting)

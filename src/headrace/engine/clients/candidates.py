@@ -1,7 +1,7 @@
 """Features of a request and its candidates, from JSON's values to a ranker's input.
 
-Everything is checked here, where an error can still name the field: a worker looks up ids without a
-look. Needs neither torch nor numpy.
+Everything is checked here, where an error can still name the field: the worker looks up ids without
+checks. Needs neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Candidates(NamedTuple):
 def read_candidates(
     ranker: Ranker, context: Mapping[str, Any], candidates: Mapping[str, Any], most: int
 ) -> Candidates:
-    """Read the features of a request (`context`) and the columns of its candidates, each with a
-    value a candidate.
+    """Read the features of a request (`context`) and the columns of its candidates. Each column has
+    one value per candidate.
 
-    A value is a number, an id, a list of ids, or `{"ids": […], "weights": […]}`. `most`: candidates
-    that are allowed. Raises `InvalidRequest`, which names the feature.
+    A value is a number, an id, a list of ids, or `{"ids": […], "weights": […]}`. `most`: most
+    candidates allowed. Raises `InvalidRequest`, which names the feature.
     """
     _check_names(ranker, context, CONTEXT, shared=True)
     _check_names(ranker, candidates, CANDIDATES, shared=False)
@@ -84,7 +84,7 @@ def _check_names(ranker: Ranker, given: Mapping[str, Any], where: str, *, shared
 
 
 def _count(candidates: Mapping[str, Any], most: int) -> int:
-    """Return the length that all columns have."""
+    """Return the common length of all columns."""
     first, count = "", 0
     for name, column in candidates.items():
         if not isinstance(column, list):
@@ -108,7 +108,7 @@ def _count(candidates: Mapping[str, Any], most: int) -> int:
 
 
 def _number(value: Any, where: str, place: int | None = None) -> float:
-    # NaN is in no bounds.
+    # NaN fails every comparison.
     if type(value) in (int, float) and -MOST_NUMBER <= value <= MOST_NUMBER:
         return float(value)
     at = where if place is None else f"{where}.{place}"

@@ -1,7 +1,7 @@
 """Speech synthesis by a language model that writes the codes of a sound.
 
-The model's codec is a part of it in the engine process (`engine.loop.spoken`): samples are outputs
-of the request, and the first are there long before the model's last token.
+The codec is a part of the model in the engine process (`engine.loop.spoken`). Samples are outputs
+of the request; the first come long before the model's last token.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class CodecSpeaker:
     def speak(
         self, text: str, voice: str, given: Mapping[str, Any], client: SpeechClient
     ) -> CodecSpeaking:
-        """Begin to speak a text. `given`: fields of `SamplingParams`, which override the folder's,
-        and `priority`.
+        """Begin to speak a text. `given`: `priority`, and fields of `SamplingParams` that override
+        the folder's.
 
         Raises, before any work, what `ServingEngine.submit` raises, and `InvalidRequest` for an
         empty or too long text and for an unknown voice.
         """
         check_text(text)
         fields = taken(given, (*FIELDS, "priority"), self.engine.model_name)
-        # Text that looks like a special token is text.
+        # Text that looks like a special token stays text.
         encode: Callable[[str], list[int]] = partial(self.engine.tokenizer.encode, special=False)
         prompt = self.files.ids(encode, voice, text)
         options: RequestOptions = {
@@ -103,7 +103,7 @@ class CodecSpeaking(Speaking):
             self.finish_reason = delta.finish_reason or self.finish_reason
             if isinstance(delta.output, Samples):
                 self._speaker.dropped.inc(delta.output.dropped)
-                # Nobody hears tokens: up to the first samples the sound may begin again.
+                # Tokens are not heard: until the first samples the sound may start again.
                 if delta.output.pieces and self._stream.show():
                     yield np.frombuffer(b"".join(delta.output.pieces), np.float32)
         if not self.samples:

@@ -31,7 +31,7 @@ STEPS, GUIDANCE = 20, 4.0
 
 
 class PictureOrder(NamedTuple):
-    """Pictures that are wanted, verified against the model."""
+    """A request's pictures, verified against the model."""
 
     label: int
     seed: int
@@ -45,7 +45,7 @@ class PictureOrder(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """Entries of all its steps: each runs the model on all patches of a picture."""
+        """Model entries of all its steps: each runs the model on all patches of a picture."""
         return sum(one.steps * one.entries for one in self.wishes)
 
 
@@ -129,7 +129,7 @@ def _within(name: str, value: int | None, low: int, high: int, default: int) -> 
 
 
 def _label(files: ModelFiles, denoiser: Denoiser, label: str) -> int:
-    """Return the number of a class by its name or number."""
+    """Return a class's number, given its name or number."""
     text = label.strip().lower()
     number = files.labels.get(text)
     if number is None and text.isascii() and text.isdecimal() and len(text) < 8:
@@ -147,7 +147,7 @@ def _label(files: ModelFiles, denoiser: Denoiser, label: str) -> int:
 
 
 def predicted(engine: ServingEngine, order: PictureOrder) -> float | None:
-    """Price pictures before their first step, each as if it were alone; None if the engine does not
+    """Predict the seconds of the pictures, each as if it ran alone; None if the engine does not
     know its hardware."""
     known = engine.memory
     if "step_seconds_1" not in known:

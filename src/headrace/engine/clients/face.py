@@ -52,7 +52,7 @@ class RequestOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Ready: a new request would be served. Alive: the step loop turns (or is being restarted)."""
+    """Ready: a new request would be served. Alive: the step loop runs, or is being restarted."""
 
     ready: bool
     alive: bool
@@ -141,8 +141,8 @@ class ServingEngine(Protocol):
     ) -> OutputStream:
         """Verify a request and send it to the engine.
 
-        `whole`: the reader shows nothing before it has all. If the engine dies in the middle, the
-        answer comes again from the next one, and its deltas say so (`OutputDelta.void`).
+        `whole`: the reader shows nothing before the answer is complete. If the engine dies before
+        that, the next one sends the whole answer again, and its deltas say so (`OutputDelta.void`).
 
         Raises at once, before any work: `InvalidRequest` (a field out of bounds, an empty prompt,
         an id that is already in work), `ContextOverflow`, `Overloaded` (starting, restarting,

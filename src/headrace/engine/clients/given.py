@@ -57,7 +57,7 @@ def text_or_ids(prompt: TextOrIds) -> tuple[str | None, list[int] | None]:
 
 @contextlib.contextmanager
 def placed(name: str, place: int, count: int) -> Iterator[None]:
-    """Put `name[place]` before the message of an error within, if there are several prompts."""
+    """Prefix errors raised inside with `name[place]`, if there are several prompts."""
     try:
         yield
     except HeadraceError as error:

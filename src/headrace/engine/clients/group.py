@@ -1,6 +1,6 @@
 """Several models in one engine process: one supervisor, and an `AsyncEngine` for each model.
 
-Messages of the first model come bare, those of the others in an envelope with their number.
+Messages of the first model are sent bare, those of the others in an envelope with the number.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OnFiles = Callable[[WireFiles], None]
 
 
 class _MemberFiles(NamedTuple):
-    """A model that is open for its server."""
+    """An opened model of a server."""
 
     choice: ModelChoice
     files: WireFiles
@@ -58,7 +58,7 @@ class EngineGroup:
         self._numbers = count(1)
         self._opened: dict[int, _MemberFiles] = {}
         self._coming: dict[int, _MemberFiles] = {}
-        """Models that the engine process loads."""
+        """Models that the engine process is loading."""
         self._samples = samples_held()
         self._asked: dict[int, asyncio.Future[None]] = {}
         """Questions about models that the engine process has not answered yet."""
@@ -156,16 +156,16 @@ class EngineGroup:
         if self.members:
             chosen = self.chosen
             files = {number: one.files for number, one in self._opened.items()}
-        beside = [
+        others = [
             WireModel(number, choice.options, files[number], choice.weight)
             for number, choice in chosen.items()
             if number
         ]
-        return Configure(chosen[0].options, files[0], flight, chosen[0].weight, beside)
+        return Configure(chosen[0].options, files[0], flight, chosen[0].weight, others)
 
     @property
     def first(self) -> Member:
-        """The first model's."""
+        """The first model."""
         return self.members[0]
 
     @property
@@ -232,7 +232,7 @@ class EngineGroup:
                 waiting.set_exception(done.error.error())
 
     def _forget_questions(self, error: EngineDead) -> None:
-        """End the questions about models: nobody will answer them."""
+        """End the open questions about models: the process that should answer is gone."""
         self._coming.clear()
         asked, self._asked = self._asked, {}
         for waiting in asked.values():
@@ -252,10 +252,10 @@ class EngineGroup:
     # Models that come and go
 
     async def load(self, choice: ModelChoice, *, progress: Any = None) -> int:
-        """Load a model beside those that are served; return its number.
+        """Load a further model; return its number.
 
-        Raises what a start raises: `DoesNotFit` with the bytes that lack, `OptionError` for a name
-        that is in use, `Asleep`, and `EngineDead`.
+        Raises the errors of a start: `DoesNotFit` with the missing bytes, `OptionError` for a name
+        in use, `Asleep`, and `EngineDead`.
         """
         self.operations.check_awake()
         choice.options.verify()
@@ -294,9 +294,9 @@ class EngineGroup:
                 return  # A new engine process does not have it.
             except EngineDead:
                 if not self._supervisor.alive or self._supervisor.state is State.ASLEEP:
-                    return  # The next engine process, if one comes, is not told of it.
+                    return  # The next engine process, if one comes, does not load it.
             except Overloaded:
-                pass  # Its last request leaves here a moment before it leaves there.
+                pass  # Its last request ends here a moment before it ends there.
             else:
                 return
             await asyncio.sleep(0.05)

@@ -1,8 +1,8 @@
-"""The marked beginnings of prompts in the engine's cache, as the API process knows them.
+"""The marked prefixes of prompts in the engine's cache, as the API process knows them.
 
-The engine process reports the gains and losses after each turn (`messages.PrefixNews`). A
-follower, one for each router that listens, gets all held marks and then the changes. Changes that
-it has not taken yet are merged, so a slow one holds no more memory than the current state.
+The engine process reports the gains and losses after each turn (`messages.PrefixNews`). Each router
+that listens has a follower, which gets all held marks and then the changes. Pending changes are
+merged, so a slow follower holds no more memory than the current state.
 """
 
 from __future__ import annotations

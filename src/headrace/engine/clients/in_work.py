@@ -1,4 +1,4 @@
-"""The requests that have not ended: takes the engine's deltas to each one's reader and life.
+"""The requests that have not ended; passes the engine's deltas to their readers and lives.
 
 Belongs to one event loop; imports no torch.
 """
@@ -41,7 +41,7 @@ class InWork:
 
     def __init__(self, stream: Stream, outputs: RequestOutputs, life: RequestLife) -> None:
         self.retried = False
-        """Whether an engine has died with it before."""
+        """Whether an engine died while it had this request."""
         self.stream = stream
         self.outputs = outputs
         self.life = life
@@ -68,8 +68,8 @@ class RequestsInWork:
         *,
         recorder: Recorder | None = None,
     ) -> None:
-        """`send`: sends to the engine process; raises `EngineDead` without one. `recorder`:
-        writes down every request and its answer; None: nothing does."""
+        """`send`: sends to the engine process; raises `EngineDead` without one. `recorder`: records
+        every request and its answer, unless None."""
         self._recorder = recorder
         self._tokenizer = tokenizer
         self._metrics = metrics
@@ -82,7 +82,7 @@ class RequestsInWork:
         self.idle.set()
         self.on_end: Callable[[str, RequestLife], None] | None = None
         self._held: dict[str, InWork] = {}
-        """Requests whose engine died and that wait for the next one."""
+        """Requests whose engine died, waiting for the next one."""
         self._patience: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ class RequestsInWork:
     def open(self, request: Request, adapter: str | None, *, whole: bool = False) -> Stream:
         """Open a request that the engine has: from here on its reader gets all its deltas.
 
-        `whole`: the reader shows nothing before it has all.
+        `whole`: the reader shows nothing before the answer is complete.
         """
         sampling = request.spec.sampling
         stream = Stream(request.id, request.prompt, sampling.n, self._left, whole=whole)
@@ -145,8 +145,8 @@ class RequestsInWork:
     def deliver(self, deltas: list[SequenceDelta], now: float) -> None:
         """Deliver a step's deltas, at `now` of the monotonic clock."""
         gaps: dict[tuple[float, int], int] = {}
-        """Number of choices by the time of their latest tokens and the number that came now. Nearly
-        all decoding choices agree in both, so they are counted together."""
+        """(time of the latest tokens, tokens that came now) → number of choices. Nearly all
+        decoding choices agree in both, so they are counted together."""
         for delta in deltas:
             self._deliver(delta, now, gaps)
         for (latest, count), choices in gaps.items():
@@ -199,7 +199,7 @@ class RequestsInWork:
             work.stream.fail(error)
 
     def end_all(self, error: HeadraceError) -> None:
-        """End all requests: the engine is gone, also for those that wait for the next."""
+        """End all requests, also those that wait for the next engine: the engine is gone."""
         self._stop_waiting()
         self._held.clear()
         for work in list(self._by_id.values()):
@@ -207,8 +207,8 @@ class RequestsInWork:
             work.stream.fail(error)
 
     def hold(self, error: EngineDead, seconds: float) -> None:
-        """Hold the requests of an engine that died. Those without visible output wait for the next
-        engine, once and for `seconds` at most; the others end."""
+        """Hold the requests of an engine that died. Those without visible output wait once for the
+        next engine, at most `seconds`; the others end."""
         for work in list(self._by_id.values()):
             if work.retried or not work.stream.repeatable:
                 self._end(work, "error")
@@ -221,7 +221,7 @@ class RequestsInWork:
             self._patience = loop.call_later(seconds, self._give_up, error)
 
     def send_held(self) -> None:
-        """Send the requests that wait to a new engine that serves, in their order."""
+        """Send the waiting requests to a new engine that serves, in their order."""
         self._stop_waiting()
         held, self._held = self._held, {}
         for work in held.values():
@@ -254,7 +254,7 @@ class RequestsInWork:
             self._end(work, "abort")
 
     def _fail(self, work: InWork, delta: SequenceDelta) -> None:
-        """End a request, one choice of it having ended with an error."""
+        """End a request because one of its choices ended with an error."""
         self._metrics.failed("step")
         if self._recorder is not None:
             self._recorder.cut("step", delta.request_id)

@@ -91,15 +91,15 @@ class InputProcessor:
         """Resolve a request: its tokens, its limits, its seed.
 
         `grammar`: the form that the answer must match, made by `text.grammar` or
-        `text.toolgrammar`. `keep_ids`: special tokens that stay in the text though special tokens
-        are skipped. `expected`: the answer that the client expects, a hint for drafts, cut to the
-        longest possible answer. `retained`: beginnings of the prompt that are to stay in the
-        context cache. `prefixes`: names of its beginnings; the engine reports those that it holds.
-        `inputs`: places in the prompt that stand for something else than text, each with a handle.
-        `task` beside those of `spec.GENERATING`: nothing is sampled; with `second_at` the prompt is
-        a pair of texts, and the second begins there. `given`: features of the task "rank", whose
-        prompt has a 0 for each candidate, or the wish of the task "picture", whose prompt is its
-        label and whose seed is the sampling's.
+        `text.toolgrammar`. `keep_ids`: special tokens kept in the text although special tokens are
+        skipped. `expected`: the answer that the client expects, a hint for drafts, cut to the
+        longest possible answer. `retained`: prefixes of the prompt to keep in the context cache.
+        `prefixes`: names of its prefixes; the engine reports those that it holds. `inputs`: places
+        in the prompt that stand for inputs other than text, each with a handle. For a `task` not in
+        `spec.GENERATING` nothing is sampled; with `second_at` the prompt is a pair of texts, and
+        the second begins there. `given`: for the task "rank" the features (the prompt has a 0 for
+        each candidate). For "picture" the wish (the prompt is the label, the seed is the
+        sampling's).
 
         Raises `InvalidRequest` naming the field, or `ContextOverflow`.
         """
@@ -108,7 +108,7 @@ class InputProcessor:
         if not pooling and self._task != "tokens":
             raise InvalidRequest(_ELSE[self._task], param="model")
         sampling.verify(self._vocab_size)
-        # In a step a worker could only fail, and take the others in the step with it.
+        # In the worker it could only fail its step, with all other requests of the step.
         for name, wish in (
             ("adapter", adapter),
             ("grammar", grammar),
@@ -131,7 +131,7 @@ class InputProcessor:
                 seed=sampling.seed,
             )
         ids = self.tokenise(prompt)
-        # The last token's step may be one that only decodes, where ids are all that counts.
+        # The step of the last token may be a plain decode, which reads ids only.
         if any(span.first < 0 or span.first + span.length >= len(ids) for span in inputs):
             raise InvalidRequest("a prompt must end in text", param="prompt")
         room = self._max_context - len(ids)
@@ -161,7 +161,7 @@ class InputProcessor:
                     "one of them",
                     param="allowed_token_ids",
                 )
-            # Its end is part of a form, so there is no ignoring it.
+            # The form decides the end, so `ignore_eos` cannot apply.
             stop_ids = self._ends()
         return Request(
             id=request_id,
@@ -175,7 +175,7 @@ class InputProcessor:
                 grammar=grammar,
                 bad_words=self._bad_words(sampling.bad_words),
                 reasoning=self._reasoning(sampling, ids),
-                # Each of them may be a draft, and so be read from the embedding.
+                # Each may become a draft, which is read from the embedding.
                 expected=tuple(takewhile(self._has_row, expected[: sampling.max_tokens])),
                 inputs=tuple(inputs),
             ),
@@ -202,12 +202,12 @@ class InputProcessor:
             found[start] = None
             if start and inside[:1] != start[:1] and len(inside) == len(start):
                 found[inside] = None
-        # An id without a row of logits is never drawn.
+        # Ids without logits are never drawn.
         return tuple(ids for ids in found if ids and max(ids) < self._vocab_size)
 
     def _reasoning(self, sampling: SamplingParams, prompt: list[int]) -> ReasoningBudget | None:
-        """Make the budget with the model's marks, which must be tokens: between two of them tokens
-        can be counted exactly."""
+        """Make the budget with the model's reasoning marks. They must be single tokens, so that the
+        tokens between them can be counted exactly."""
         budget = sampling.thinking_token_budget
         if budget is None:
             return None
@@ -231,8 +231,8 @@ class InputProcessor:
                 f"the end of reasoning ({closing}) must be one of allowed_token_ids",
                 param="allowed_token_ids",
             )
-        # A prompt may end in the midst of reasoning (an answer that is continued). Control tokens
-        # begin and end turns: a mark in a turn before is the user's text, or was left open.
+        # A prompt may end in the middle of reasoning (an answer to continue). Control tokens begin
+        # and end turns; a mark in an earlier turn is the user's text, or was left open.
         deciding = {opening, closing, *self._eos_ids, *self._tokenizer.special_ids}
         last = next((index for index in reversed(prompt) if index in deciding), None)
         return ReasoningBudget(budget, opening, closing, last == opening)

@@ -1,5 +1,5 @@
-"""Pictures in sealed memory that are kept after their request: a later turn of the conversation
-brings them again, and then none is decoded, resized or sealed."""
+"""Pictures kept in sealed memory after their request. When a later turn of the conversation sends
+them again, none is decoded, resized or sealed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MOST_BYTES = 64 << 20
 """Bytes of kept pictures: four that fill the largest grid of SmolVLM."""
 MOST_PICTURES = 64
 Name = tuple[str, bytes, bool | int]
-"""Owner of a picture, name of its content, and whether it has little detail; of a video -1 − the
-most frames that were asked for."""
+"""Owner of a picture, name of its content, and whether it has low detail; for a video, -1 minus the
+frame limit that was asked for."""
 
 
 class PreparedTile(NamedTuple):
@@ -58,7 +58,7 @@ class PreparedPicture(NamedTuple):
     film: Film | None = None
     """Frames of a video; None: it is a picture."""
     levels: npt.NDArray[np.float32] | None = None
-    """Numbers of a video's bytes."""
+    """Values of a video's bytes."""
 
     @property
     def length(self) -> int:
@@ -103,10 +103,10 @@ class SealedPicture(NamedTuple):
 
 
 class KeptPictures:
-    """The pictures that requests have brought, the least recently used dropped first; each is found
-    by its owner alone. For one thread.
+    """Pictures of earlier requests; the least recently used are dropped first. Only the owner of a
+    picture finds it. For one thread.
 
-    Their bytes count in `SealedInputs` as others do, and they go as soon as a request lacks room.
+    Their bytes count in `SealedInputs` like others, and they are dropped when a request lacks room.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class KeptPictures:
         most: int = MOST_BYTES,
         most_pictures: int = MOST_PICTURES,
     ) -> None:
-        """`levels`: numbers of the bytes, as `SealedInputs.hold` takes them; `most`: bytes."""
+        """`levels`: values of the bytes, as `SealedInputs.hold` takes them; `most`: bytes."""
         self._payloads, self._levels = payloads, levels
         self._most, self._most_pictures = most, most_pictures
         self._kept: OrderedDict[Name, SealedPicture] = OrderedDict()
@@ -158,14 +158,14 @@ class KeptPictures:
         return held
 
     def clear(self) -> None:
-        """Drop all; those of requests in work go with these."""
+        """Drop all; requests in work keep theirs until they end."""
         self._kept.clear()
         self.bytes = 0
 
     def _seal(
         self, owner: str, patches: npt.NDArray[np.uint8], levels: npt.NDArray[np.float32]
     ) -> SealedInput:
-        """Seal patches; where room is lacking, kept pictures go, the owner's own ones first."""
+        """Seal patches; if room is lacking, drop kept pictures, the owner's own ones first."""
         while True:
             try:
                 return self._payloads.hold(owner, patches, levels)

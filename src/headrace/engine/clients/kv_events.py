@@ -2,9 +2,9 @@
 
 For other projects' routers, which know a prompt by its tokens. The form is that of vLLM's
 `kv_events.py` of 2026. A PUB socket sends (topic, number of the batch as eight bytes, batch in
-msgpack). A ROUTER socket at the next port sends the batches from a number on again, and then an
-empty one with the number -1. Names of blocks are our own 16 bytes; a listener that needs other
-names makes them from the tokens and the parent.
+msgpack). A ROUTER socket at the next port repeats the batches from a given number on, and ends with
+an empty one numbered -1. Block names are our own 16 bytes; a listener can derive others from the
+tokens and the parent.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ log = logging.getLogger("headrace.engine")
 AGAIN = 10_000
 """Batches that are kept to be sent again."""
 WAITING = 100_000
-"""Most batches that wait for the thread; after that a listener sees a gap in the numbers."""
+"""Most batches queued for the thread; beyond that a listener sees a gap in the numbers."""
 LOOK_SECONDS = 0.1
-"""Seconds between checks for listeners that want batches again."""
+"""Seconds between checks for listeners that request batches again."""
 LAST = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -90,7 +90,7 @@ class KvEvents:
         self._context = zmq.Context()
         self._events, self._again = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
         self._again.setsockopt(zmq.MAXMSGSIZE, 1024)
-        self._again.setsockopt(zmq.SNDHWM, 2 * AGAIN)  # Messages above it are dropped silently.
+        self._again.setsockopt(zmq.SNDHWM, 2 * AGAIN)  # Messages above this are dropped silently.
         try:
             self._events.bind(address)
             self._again.bind(f"{head}:{int(port) + 1}")
@@ -128,7 +128,7 @@ class KvEvents:
             self._put(events)
 
     def cleared(self) -> None:
-        """Publish that nothing is held any more: the engine process is gone."""
+        """Publish that no block is held any more: the engine process is gone."""
         self._put([AllBlocksCleared()])
 
     def _put(self, events: list[Any]) -> None:
@@ -153,7 +153,7 @@ class KvEvents:
             if batch is None:
                 break
             with THREADS.skipping("kv-events"):
-                # A batch that fails is a gap in the numbers, which its readers see.
+                # A failed batch is a gap in the numbers, which listeners notice.
                 number, self._number = self._number, self._number + 1
                 parts = number.to_bytes(8, "big"), self._pack(batch)
                 self._kept.append(parts)

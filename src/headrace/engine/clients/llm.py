@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 
 Messages = Sequence[Mapping[str, Any]]
 _AHEAD = 256
-"""Most sequences that wait in the scheduler; further prompts wait here, where they cost less."""
+"""Most sequences in the scheduler's queue; further prompts wait here, where they cost less."""
 
 _LOOK_UP = 0.5
-"""Seconds between checks, while waiting for a grammar, if another thread has closed the LLM."""
+"""Seconds between checks, while waiting for a grammar, whether another thread closed the LLM."""
 
 
 class LLM:
     """A loaded model. Close it, or use it as a context manager, to give its memory back.
 
     One call at a time: a second thread waits. Results come in the order of the prompts. A prompt
-    that cannot be served raises before any work starts, naming its place.
+    that cannot be served raises before any work starts; the error names its index.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class LLM:
         Most arguments are one for all prompts or one for each. `use_tqdm` shows a progress bar (the
         name is vLLM's). `grammar` is the form that an answer must match; `text.grammar` makes it
         from a schema, a pattern or choices. `adapter` is the name of a loaded adapter. `prediction`
-        is the expected text, which changes no answer and with `speculate` makes it come sooner.
+        is the expected text: with `speculate` it makes the answer faster, never different.
         `on_delta` is called with every delta as it comes.
         """
         wanted = as_list(prompts)
@@ -312,9 +312,9 @@ class LLM:
         """Give everything back. May be called twice, and while another thread is in a call, which
         then ends with `EngineDead`."""
         if os.getpid() != self._process:
-            return  # All of it belongs to the process that was forked.
+            return  # It belongs to the process that was forked.
         self._closing = True
-        if self._worker_thread != threading.get_ident():  # Else by its current call.
+        if self._worker_thread != threading.get_ident():  # Otherwise the current call frees it.
             with self._lock:
                 self._close()
 

@@ -34,8 +34,7 @@ class OpenModel:
 async def open_for_serving(
     options: EngineOptions, progress: Any, on_files: Callable[[ModelFiles], None]
 ) -> OpenModel:
-    """Open a model. `on_files` is called as soon as the files are open: the tokenizer takes its
-    time.
+    """Open a model. `on_files` is called as soon as the files are open, before the slow tokenizer.
 
     Raises `ModelNotFound`, `DownloadError`, `ModelFileError`, `UnsupportedModel`.
     """
@@ -60,8 +59,8 @@ async def open_for_serving(
 
 
 def check_beside(files: ModelFiles) -> None:
-    """Raise the errors of files next to a language model: a codec and its voices, an encoder of
-    sounds or pictures. Text models have neither."""
+    """Raise the errors of files next to a language model: codec and voices, encoders of sounds or
+    pictures."""
     if (files.path / "speech.json").is_file():
         voices = import_module("headrace.speech.voices")
         voices.open_voices(files.path, files.arch.vocab_size)
@@ -70,8 +69,8 @@ def check_beside(files: ModelFiles) -> None:
 
 
 def _read_ahead(files: ModelFiles, options: EngineOptions) -> None:
-    """Have the system read the weights while the engine process still imports. If there are kept
-    repacked weights it reads those, since then the model's file is hardly read any more."""
+    """Have the system read the weights while the engine process still imports. If repacked weights
+    are kept, it reads those: then little of the model's file is needed."""
     kept = kept_path(files, panel_folder(options.cache_dir)) if options.keep_packed else None
     paths = (kept,) if kept else files.weights
     if hasattr(os, "posix_fadvise"):

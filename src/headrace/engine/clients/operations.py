@@ -1,8 +1,8 @@
 """An operator's actions on a running engine, on the side of the event loop.
 
-Asleep at level 1 the engine process has given its KV pool back. At level 2 there is no engine
-process, and waking up is a start, with files open and weights perhaps still in the system's cache.
-Either way requests are refused with the time after which to come again.
+Asleep at level 1, the engine process has released its KV pool. At level 2 there is no engine
+process, and waking is a start with open files, and weights perhaps still in the page cache. At both
+levels requests are refused, with a time for a retry.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .supervisor import Supervisor
 
 log = logging.getLogger("headrace.engine")
 TRIES = 100
-"""Times, with 50 ms between them, that a sleep waits for the last turn of the loop."""
+"""Number of 50 ms waits of a sleep for the last turn of the loop."""
 KEPT_PROFILES = 20
-"""Number of timelines that stay; the oldest go first."""
+"""Number of timelines kept; the oldest are deleted first."""
 
 Mode = Literal["abort", "wait"]
 
@@ -45,7 +45,7 @@ class Profile(NamedTuple):
     steps: int
     """Number of steps in it."""
     left_out: int
-    """Later steps that a full recording lacks."""
+    """Later steps that did not fit in the recording."""
 
 
 class Work(Protocol):
@@ -56,7 +56,7 @@ class Work(Protocol):
 
 
 class Operations:
-    """Belongs to one event loop; imports no torch. One of sleep and wake runs at a time."""
+    """Belongs to one event loop; imports no torch. Only one sleep or wake runs at a time."""
 
     def __init__(
         self,
@@ -65,8 +65,7 @@ class Operations:
         on_end: Callable[[EngineDead], None],
         tasks: TaskWatch,
     ) -> None:
-        """`on_end`: called when the engine process was ended, so that all that wait for it end
-        too."""
+        """`on_end`: called when the engine process was ended, to end all that waits for it."""
         self.asleep = 0
         """Level of sleep; 0: awake."""
         self._supervisor = supervisor
@@ -74,7 +73,7 @@ class Operations:
         self._on_end = on_end
         self._tasks = tasks
         self._ending: asyncio.Task[None] | None = None
-        """The latest end of the engine process, which goes on even if its caller has left."""
+        """The latest end of the engine process; it goes on even if its caller has left."""
         self._asked: dict[int, asyncio.Future[dict[str, float]]] = {}
         self._number = 0
         self._turn = asyncio.Lock()
@@ -94,11 +93,11 @@ class Operations:
         return await self._ask("reset_prefix_cache")
 
     async def sleep(self, level: int, mode: Mode = "abort") -> dict[str, float]:
-        """Give memory back; requests in work are ended ("abort") or finished first ("wait").
+        """Free memory; requests in work are aborted ("abort") or finished first ("wait").
 
         Level 1: the KV pool, and with it the prefixes. Level 2: everything, the process too.
-        Returns `kv_bytes` at level 1. Raises `EngineDead` if there is no engine. If it is cancelled
-        after the engine was asked, the engine may be asleep by now and stays so until `wake`.
+        Returns `kv_bytes` at level 1. Raises `EngineDead` if there is no engine. If cancelled after
+        the engine was asked, the engine may be asleep until `wake`.
         """
         async with self._turn:
             await self._ended()
@@ -127,7 +126,7 @@ class Operations:
         self._on_end(EngineDead("the engine was put to sleep", retry_after=messages.ASLEEP_RETRY))
 
     async def _ended(self) -> None:
-        """Wait for an end whose caller has left: its error belonged to that caller."""
+        """Wait for an end whose caller has left; its error belonged to that caller."""
         if self._ending is not None:
             await asyncio.wait([self._ending])
 
@@ -162,7 +161,7 @@ class Operations:
         return Profile(path, int(facts["steps"]), int(facts["left_out"]))
 
     async def _when_idle(self, action: str) -> dict[str, float]:
-        """Ask again while busy: the last request leaves here a moment before it leaves there."""
+        """Ask again while busy: the last request ends here a moment before it ends there."""
         for _ in range(TRIES):
             try:
                 return await self._ask(action)
@@ -190,7 +189,7 @@ class Operations:
             waiting.set_exception(answer.error.error())
 
     def ready(self) -> None:
-        """Note a new engine process: it is awake, whatever the one before was."""
+        """Note a new engine process, which is awake even if the one before was not."""
         self.asleep = 0
 
     def fail(self, error: HeadraceError) -> None:

@@ -33,7 +33,7 @@ class ChoiceOutput:
         """Turn a delta into text; return None once the choice has ended.
 
         If a stop string is found, the result has a finish reason that the delta lacks: the caller
-        must tell the engine to stop this choice.
+        must make the engine stop this choice.
         """
         if self.ended:
             return None

@@ -1,7 +1,7 @@
 """Pairs of texts as inputs of a model, and its vectors as their scores. Torch-free.
 
-A model that scores pairs (a cross-encoder) reads both texts together and its vector is one logit.
-One that embeds reads each text alone, every different one once, and the score is the cosine.
+A cross-encoder reads both texts together, and its vector is one logit. An embedding model reads
+each distinct text once, and the score is the cosine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ScoreInputs:
 
     inputs: list[Input]
     pairs: list[tuple[int, int]]
-    """Indices into `inputs`; both the same if the input is the pair."""
+    """Indices into `inputs`; equal if one input is the whole pair."""
     task: Task
     """The task of each input."""
 
@@ -49,7 +49,7 @@ class ScoreInputs:
 def score_inputs(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], *, cross: bool, limit: int | None = None
 ) -> ScoreInputs:
-    """Make the inputs of pairs. `cross`: the model scores pairs. `limit`: longest input, see
+    """Make the inputs of pairs. `cross`: the model is a cross-encoder. `limit`: longest input, see
     `Tokenizer.encode_pair`."""
     for first, second in pairs:
         if not first or not second:
@@ -66,7 +66,7 @@ def score_inputs(
 
 
 def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:
-    """Pair one with each of the others, or each with its own. Raises `InvalidRequest`."""
+    """Pair one text with each of the others, or each with its own. Raises `InvalidRequest`."""
     left = [first] if isinstance(first, str) else list(first)
     right = [second] if isinstance(second, str) else list(second)
     if not left or not right:
@@ -83,7 +83,7 @@ def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> list[tu
 
 
 def cut_limit(wish: int | None, most: int) -> int | None:
-    """Resolve `truncate_prompt_tokens`: None is no cut, -1 the most that fits."""
+    """Resolve `truncate_prompt_tokens`: None means no cut, -1 the longest possible input."""
     if wish is None:
         return None
     if wish == -1:

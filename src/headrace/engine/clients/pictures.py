@@ -1,4 +1,4 @@
-"""Pictures and videos of prompts as a language model's encoder reads them: decoded, as patches.
+"""Pictures and videos of prompts, decoded and cut into the patches that a model's encoder reads.
 
 Nothing here knows the model's weights; the encoder is a part of the model and runs in its worker.
 """
@@ -42,7 +42,7 @@ from .kept_pictures import (
 Codes = npt.NDArray[np.uint8]
 LIMITS, VIDEO_LIMITS = PictureLimits(), VideoLimits()
 FORM = 2
-"""Version of the pixels: equal tiles have equal names as long as it stands."""
+"""Version of the pixels: within one, equal tiles have equal names."""
 
 
 class PicturePrompts:
@@ -51,12 +51,12 @@ class PicturePrompts:
     limits, video_limits = LIMITS, VIDEO_LIMITS
 
     def __init__(self, picture: PictureArch, tokenizer: Tokenizer, model: str) -> None:
-        """`model`: name of the model, of which names of tiles are a part. Raises
-        `UnsupportedModel` if the tokenizer lacks the token of pictures."""
+        """`model`: name of the model, hashed into the names of tiles. Raises `UnsupportedModel` if
+        the tokenizer lacks the token of pictures."""
         self.picture = picture
         self.payloads = SealedInputs()
         """Tiles in memory that the engine reads, too. For one thread."""
-        self.levels = levels(picture.scale, picture.mean, picture.deviation)
+        self.levels = levels(picture.scale, picture.mean, picture.deviation, brief=picture.brief)
         """Numbers of the bytes, for `SealedInputs.hold`."""
         self.kept = KeptPictures(self.payloads, self.levels)
         place, films = tokenizer.id_to_token(picture.place), picture.videos
@@ -72,6 +72,8 @@ class PicturePrompts:
                     "this model",
                     param="image_token_id",
                 )
+        written = picture.written
+        self._written = written if isinstance(written, int) else tokenizer.encode(written)[0]
         self._tokenizer, self._token = tokenizer, place or ""
         self._between = tokenizer.encode(picture.between)
         arch = picture.arch
@@ -81,15 +83,15 @@ class PicturePrompts:
         self._film_name = repr((*said, self._film_levels.tolist())).encode()
         heads = MOST_INPUTS * (self.levels.nbytes + 16)
         self.most_rows = (MOST_OF_ONE - heads) // (picture.factor**2 * picture.width)
-        """Rows of the pictures of one request, whose memory is bounded as its owner's is; one of a
-        video counts for each of its frames."""
+        """Most rows of one request's pictures, whose memory is bounded like its owner's. A video's
+        row counts once per frame."""
         self._order = lru_cache(maxsize=8)(self._order_of)
         self._text = lru_cache(maxsize=64)(self._text_of)
 
     @property
     def place(self) -> int:
         """The token that stands for a picture in a template."""
-        return self.picture.written
+        return self._written
 
     def place_of(self, film: bool) -> int:
         """Return the token that stands for a picture, or a video (`film`), in a template."""
@@ -109,7 +111,7 @@ class PicturePrompts:
         return None if self.picture.videos is None else self.picture.videos.written
 
     def frames_of(self, film: bool) -> int:
-        """Return the frames of a tile: a row has as many times the bytes of a picture's row."""
+        """Return the frames of a tile; a row has this many times the bytes of a picture's row."""
         return self.picture.videos.sampling.together if film and self.picture.videos else 1
 
     def read(
@@ -120,8 +122,8 @@ class PicturePrompts:
         most: int,
         on_child: OnChild | None = None,
     ) -> PreparedPicture:
-        """Decode a file and cut it into tiles of at most `most` rows together; `small`: with little
-        detail. Raises as `media.decode_picture`."""
+        """Decode a file and cut it into tiles of at most `most` rows together; `small`: low detail.
+        Raises as `media.decode_picture`."""
         picture = self.picture
         rule = picture.sizing.small() if small else picture.sizing
         tiles = max(1, min(most // picture.least_rows, self.limits.tiles))
@@ -138,8 +140,8 @@ class PicturePrompts:
         most: int,
         on_child: OnChild | None = None,
     ) -> PreparedPicture:
-        """Decode a video and make tiles of at most `most` rows together of its frames; `frames`:
-        most of these, 0: as many as the processor takes. Raises as `media.decode_video`."""
+        """Decode a video and make tiles of its frames, of at most `most` rows together. `frames`:
+        most frames, 0: the processor's own limit. Raises as `media.decode_video`."""
         picture, films = self.picture, self.picture.videos
         assert films is not None, "the model takes videos"
         sampling, together = films.sampling, films.sampling.together
@@ -195,10 +197,10 @@ class PicturePrompts:
     def expand(
         self, prompt: list[int], shapes: list[PictureShape], sealed: list[SealedPicture]
     ) -> tuple[list[int], list[InputSpan]]:
-        """Return a prompt in which each `place` has become the tokens of a picture, and its inputs,
-        one for each tile.
+        """Return the prompt with each `place` replaced by a picture's tokens, and its inputs, one
+        per tile.
 
-        `shapes`: of each picture; `sealed`: the pictures; empty: the prompt is only counted, and
+        `shapes`: of each picture; `sealed`: the pictures. If empty, the prompt is only counted and
         has no inputs.
         """
         ids: list[int] = []
@@ -207,13 +209,13 @@ class PicturePrompts:
             film = shape.film
             at = prompt.index(self.place_of(film is not None))
             ids, prompt = ids + prompt[:at], prompt[at + 1 :]
-            before, behind = (
+            before, after = (
                 self.picture.around(shape.rows, shape.columns)
                 if film is None
                 else self.picture.around_film(film)
             )
-            if before or behind:
-                ids, prompt = self._joined(ids, before), self._joined(prompt, behind, ends=False)
+            if before or after:
+                ids, prompt = self._joined(ids, before), self._joined(prompt, after, ends=False)
             tokens = self.ids(shape)
             if sealed:
                 spans += self._spans(sealed[number], tokens, len(ids))
@@ -221,8 +223,8 @@ class PicturePrompts:
         return ids + prompt, spans
 
     def _joined(self, ids: list[int], text: str, *, ends: bool = True) -> list[int]:
-        """Return the tokens of a prompt that a text is put behind, or before (not `ends`): up to
-        the next special token its own text is tokenised together with it."""
+        """Return the tokens of a prompt with a text appended, or put before it (not `ends`). The
+        prompt's own text up to the next special token is tokenised together with it."""
         tokenizer, special = self._tokenizer, self._tokenizer.special_ids
         each = reversed(ids) if ends else iter(ids)
         count = next((at for at, token in enumerate(each) if token in special), len(ids))
@@ -259,7 +261,7 @@ class PicturePrompts:
         return spans
 
     def ids(self, shape: PictureShape) -> tuple[int, ...]:
-        """Return the tokens that the model's processor writes for a picture: with
+        """Return the tokens that the model's processor writes for a picture, with one
         `PictureArch.place` for each row of the language model."""
         film = shape.film
         place = self.picture.place if film is None else self._film_token

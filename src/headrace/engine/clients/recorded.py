@@ -18,7 +18,7 @@ def recorder_of(options: EngineOptions) -> Recorder | None:
     folder = environment.record_folder()
     if folder is None:
         return None
-    from .records import Recorder  # Local: every start asks, and hardly any records.
+    from .records import Recorder  # Local: every start calls this, and hardly any records.
 
     try:
         return Recorder(folder, options)

@@ -1,8 +1,8 @@
 """Records of requests and their answers, which `headrace replay` uses to reproduce an answer.
 
 Off unless the environment variable HEADRACE_RECORD names a folder: a record holds all tokens of
-prompt and answer, which is the user's text. Then every request that ends, or that an engine's death
-cut off, is one line of JSON in a file of this process. A record has the engine's identity, the
+prompt and answer, which is the user's text. Every request that ends, or that an engine's death cuts
+off, is then one line of JSON in a file of this process. A record has the engine's identity, the
 resolved spec with its seed, and the answer. An answer's bits depend on nothing else (DESIGN promise
 1), so the batch around it need not be recorded.
 """
@@ -30,10 +30,10 @@ from ...base.step import TokenLogprobs
 log = logging.getLogger("headrace.engine")
 
 MOST_BYTES = 1 << 30
-"""Bound of one file: later requests are not recorded, and the log says so once."""
+"""Most bytes of a file; later requests are not recorded, and the log says so once."""
 MOST_LINE = 64 << 20
 CARRIED = (*OPTIONS, "kernels", "max_context", "max_adapters", "adapter_rank")
-"""Options of `EngineOptions` that a replay starts its engine with."""
+"""Options of `EngineOptions` with which a replay starts its engine."""
 
 
 class Choice(msgspec.Struct, forbid_unknown_fields=True):
@@ -96,7 +96,7 @@ class Recorder:
 
     def begin(self, request: Request, adapter: str | None = None) -> None:
         """Note a request that is in work. `adapter`: the folder of its adapter. A request with
-        inputs that are not text is not recorded: it holds handles, which nobody can open later."""
+        inputs that are not text is not recorded: it holds handles, which cannot be opened later."""
         if request.spec.inputs:
             return
         choices = [Choice() for _ in range(request.spec.sampling.n)]
@@ -118,12 +118,12 @@ class Recorder:
                 self._write(self._open.pop(delta.request_id), None)
 
     def forget(self, request_id: str) -> None:
-        """Drop a request that its reader left: how far it came depended on when."""
+        """Drop a request that its reader left: its length depended on the reader."""
         self._open.pop(request_id, None)
 
     def cut(self, failure: str, request_id: str | None = None) -> None:
         """Record that the engine failed with a request, or with all in work (`request_id` None).
-        Requests that are asked again start empty."""
+        Requests that are sent again start empty."""
         for name, found in self._open.items():
             if request_id in (None, name):
                 self._write(found, failure)

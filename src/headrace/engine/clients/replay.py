@@ -36,7 +36,7 @@ class Verdict:
     """Tokens compared."""
     difference: Difference | None
     refused: str | None = None
-    """Why this engine would not take the request, or could not finish it."""
+    """The reason why this engine refused the request or could not finish it."""
 
     @property
     def equal(self) -> bool:
@@ -55,7 +55,7 @@ def replay(
     """Answer all records, in one batch as far as possible, and compare each with its recorded
     answer.
 
-    The batch differs from the first time's, on purpose. A recorded adapter must be loaded under the
+    The batch differs from the recorded one on purpose. A recorded adapter must be loaded under the
     name in its spec. `on_token` gets the number of tokens that came; `on_end` is called for each
     answer that is complete.
     """
@@ -105,7 +105,7 @@ def replay(
 
 def compare(record: Record, choices: list[Choice]) -> Verdict:
     """Compare an answer with its record: tokens, log-probabilities and reason of its end. If a
-    failure cut the recorded one off, only its tokens are compared."""
+    failure cut the recorded answer off, only its tokens are compared."""
     tokens = 0
     for index, (before, after) in enumerate(zip(record.choices, choices, strict=True)):
         tokens += len(before.tokens)

@@ -1,7 +1,7 @@
-"""Speech synthesis, whatever makes the sound: a language model and its codec, or a program.
+"""Speech synthesis by a language model with its codec, or by a program.
 
-A `Speaker` begins texts; a `Speaking` is one of them, whose samples come as they are made. Routes
-and commands know no other interface.
+A `Speaker` begins texts; a `Speaking` is one text, whose samples are yielded as they are made.
+Routes and commands use no other interface.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECONDS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 
 @dataclass(frozen=True, slots=True)
 class SpeechClient:
-    """Sender of a text."""
+    """The sender of a text."""
 
     owner: str = ""
     request_id: str = "speak"

@@ -31,16 +31,16 @@ class Stream:
         *,
         whole: bool = False,
     ) -> None:
-        """`whole`: the reader keeps its deltas until it has all, and can take the answer again from
-        the start (`OutputDelta.void`)."""
+        """`whole`: the reader shows nothing before the answer is complete, and can take it again
+        from the start (`OutputDelta.void`)."""
         self.begun = False
-        """Whether the reader has had anything."""
+        """Whether the reader got any delta."""
         self._choices = choices
         self._whole = whole
         self._taken: dict[int, int] = {}
-        """Per choice the tokens that the reader has; only where it wants the whole."""
+        """Per choice, the tokens that the reader has; only if it wants the whole."""
         self._void: dict[int, int] = {}
-        """Per choice the reader's tokens that are void, until a delta tells it so."""
+        """Per choice, the reader's tokens that are void, until a delta reports that."""
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self._open = choices
@@ -51,7 +51,7 @@ class Stream:
         self._cancel = cancel
 
     def push(self, delta: OutputDelta) -> None:
-        """Add more of one choice (engine's side)."""
+        """Add a delta of one choice (engine's side)."""
         if (
             self._straight is not None
             and delta.finish_reason is None
@@ -73,9 +73,9 @@ class Stream:
         self._wake()
 
     def divert(self, straight: Callable[[OutputDelta], bool]) -> None:
-        """Offer each delta but a choice's last to `straight` from now on, in the call that brings
-        it, while the reader waits for it. If it returns False the reader gets the delta. It does
-        not raise."""
+        """Pass each delta except a choice's last to `straight` from now on, in the call that brings
+        it, while the reader waits. If it returns False, the reader gets the delta. It must not
+        raise."""
         assert not self._whole
         self._straight = straight
 
@@ -88,7 +88,7 @@ class Stream:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the whole answer can come again without an outside observer seeing it."""
+        """Whether the whole answer can come again unnoticed by outside observers."""
         return self._whole or not self.begun
 
     def again(self) -> None:
@@ -99,10 +99,10 @@ class Stream:
         self._open = self._choices
 
     def show(self) -> bool:
-        """Note that an outside observer is to see the reader's tokens: from here on they cannot
-        come again. False: the engine has died and they are void, so there is nothing to see yet."""
-        anew = self._void or any(delta.void is not None for delta in self._pending.values())
-        if anew and self._error is None:
+        """Note that the reader's tokens will be shown, after which they cannot come again. False:
+        the engine has died and they are void, so there is nothing to show yet."""
+        restarts = self._void or any(delta.void is not None for delta in self._pending.values())
+        if restarts and self._error is None:
             return False
         self._whole = False
         return True
@@ -159,7 +159,7 @@ def merge(first: OutputDelta, second: OutputDelta) -> None:
     first.prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
     if isinstance(first.output, Samples) and isinstance(second.output, Samples):
         first.output = first.output.then(second.output)
-    else:  # Of two pictures, the later one.
+    else:  # Of two pictures, keep the later one.
         first.output = second.output or first.output
     first.drafted = second.drafted
     first.queue_seconds = first.queue_seconds or second.queue_seconds

@@ -1,4 +1,4 @@
-"""Engines of a supervised process: what those of text and those of sounds have in common."""
+"""Common parts of the engines for text and for sounds in a supervised process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SupervisedEngine:
     operations: Operations
 
     def __init__(self, supervisor: Supervisor, tasks: TaskWatch, number: int) -> None:
-        """`number`: the model's own in messages, in a server of several."""
+        """`number`: the model's number in messages, in a server of several models."""
         self.tasks = tasks
         self._supervisor = supervisor
         self._number = number
@@ -36,7 +36,7 @@ class SupervisedEngine:
         self._supervisor.send(wrapped)
 
     def _check_ready(self) -> None:
-        """Raise `ShuttingDown` or `EngineDead` if nothing would be taken now."""
+        """Raise `ShuttingDown` or `EngineDead` if no request would be taken now."""
         if self._draining:
             raise ShuttingDown(self._draining, retry_after=2.0)
         self.operations.check_awake()

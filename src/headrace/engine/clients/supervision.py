@@ -20,13 +20,13 @@ class Supervision:
     """Limits of patience, in seconds."""
 
     late: float = 2.5
-    """Silence of the step loop, beyond its step's bound, after which it does not count as ready."""
+    """Silence of the step loop, beyond its step's bound, after which it is not ready."""
     hang: float = 120.0
-    """Silence of the step loop after which it is taken to hang: longer than any step takes."""
+    """Silence of the step loop after which it counts as hung: longer than any step takes."""
     silent: float = 10.0
-    """Silence of a process group's rank 0, during any computation, after which it is ended."""
+    """Silence of rank 0 of a process group, even while computing, after which it is ended."""
     stacks: float = 2.0
-    """Time that a process which hangs has to write its stacks; one that is stopped never does."""
+    """Time that a hung process gets to write its stacks; a stopped one never does."""
     start: float = 900.0
     """Silence between two phases of the start."""
     back_off: float = 0.5

@@ -1,4 +1,4 @@
-"""The supervisor of one engine process: starts it, watches it, says why it ended, starts it
+"""The supervisor of one engine process: starts and watches it, explains its end, starts it
 again."""
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class Supervisor:
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._started.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._allowed = 0.0
-        """Seconds that the current step may take, if it may take long."""
+        """Seconds allowed for the current step, if it may take long."""
         self._tasks = tasks
         self._task = tasks.keep("supervisor", self._supervise)
 
     # For the engine's front end
 
     def configure(self, files: ModelFiles) -> None:
-        """Let the process, which has been importing, load the model, which is open."""
+        """Send the opened model to the process, which has been importing, and let it load."""
         wire = WireFiles.of(files)
         self.configure_by(lambda flight: messages.Configure(self._options, wire, flight))
 
@@ -95,7 +95,7 @@ class Supervisor:
 
     @property
     def folder(self) -> Path:
-        """The folder to which both processes, and no others, may write."""
+        """The folder to which only both processes may write."""
         return self._folder
 
     async def started(self) -> None:
@@ -119,7 +119,7 @@ class Supervisor:
 
     @property
     def retry_after(self) -> float:
-        """Seconds until a start should be done."""
+        """Seconds until a start is expected to be done."""
         return max(1.0, self._pause() + self._start_seconds)
 
     @property
@@ -127,7 +127,7 @@ class Supervisor:
         if self.state is State.CLOSED:
             return False
         if self.state is not State.ASLEEP and self._task.done():
-            return False  # An end would go unnoticed.
+            return False  # Otherwise its end would go unnoticed.
         return self.state is State.READY or self._in_a_row < self._rules.give_up
 
     @property
@@ -181,11 +181,11 @@ class Supervisor:
             with contextlib.suppress(PeerGone):
                 channel.send(messages.Stop())
             await _gone(child, 2.0)
-        # `close` may have come while `sleep` waited here, and be done.
+        # `close` may have been called and finished while `sleep` waited here.
         self._bury()
         self._channel = self._child = None
         if child is not None:
-            # A caller that sees it asleep may count on its memory: a killed process takes a moment.
+            # A caller may rely on its memory being free: a killed process takes a moment.
             await _gone(child, 10.0)
 
     # The life of one process after the other
@@ -204,7 +204,7 @@ class Supervisor:
                 kind = "death" if self.state is State.READY else "start"
                 reason = f"could not be started or watched: {fault}"
             if self._channel is not None:
-                self._channel.flush()  # Its words before it ended are still true.
+                self._channel.flush()  # Its last messages before the end are still valid.
             was_ready = self.state is State.READY
             if not was_ready and not self._started.done():
                 self._give_up_starting(reason)
@@ -255,12 +255,12 @@ class Supervisor:
             with contextlib.suppress(RuntimeError):  # The loop may be gone by now.
                 loop.call_soon_threadsafe(call, *given)
 
-        def told(word: str) -> None:
+        def failed(word: str) -> None:
             if self._channel is channel and self._failed is None:
                 self._failed = WireError.of(EngineDead(word))
                 self._changed.set()
 
-        words = partial(soon, told)
+        words = partial(soon, failed)
         self._child = Child(ENGINE, arguments, silent=silent, on_word=words, aside=aside)
         self._child.watch(lambda code: soon(self._changed.set))
 
@@ -314,7 +314,7 @@ class Supervisor:
             if code is not None or self._failed is not None:
                 how = "ended"
                 if code is None and ready:
-                    self._child.kill()  # It has said why it ends; clients wait to hear that.
+                    self._child.kill()  # It has sent the reason; clients wait for it.
                 else:
                     how = self._child.how(max(await self._reap(), 1) if code is None else code)
                 said = f": {self._failed.message}" if self._failed else ""
@@ -322,9 +322,9 @@ class Supervisor:
                 return kind if ready else "start", how + said
             limit = self._rules.hang + self._allowed if ready else self._rules.start
             if not self._configured and self._hello:
-                continue  # It waits for us: the model's files are still being fetched.
+                continue  # It waits for us: the model's files are still being downloaded.
             if time.monotonic() - self._channel.received_at > limit:
-                # Perhaps it was this loop that did not turn: look at what has come meanwhile.
+                # Perhaps this loop was blocked: read the messages that arrived meanwhile.
                 self._channel.flush()
                 await asyncio.sleep(0)
             silence = time.monotonic() - self._channel.received_at
@@ -336,7 +336,7 @@ class Supervisor:
                 return "hang", f"was silent for {silence:.1f} seconds and was ended"
 
     async def _reap(self) -> int:
-        """Wait for the end of a process that is ending; help after two seconds."""
+        """Wait for the end of a process that is ending; kill it after two seconds."""
         assert self._child is not None
         for wait in range(200):
             code = self._child.exit_code

@@ -26,14 +26,14 @@ log = logging.getLogger("headrace.engine")
 Floats = npt.NDArray[np.float32]
 DeskNews = HeardSoFar | HearingLoad | Refused
 BEAT_SECONDS = 0.5
-"""Time between two reports of the load while it stays as it is."""
+"""Seconds between two reports of the load if it does not change."""
 AT_ONCE = 16
-"""Sounds that are transcribed at the same time; further ones wait, live ones never."""
+"""Most sounds transcribed at the same time; further ones wait, except live ones."""
 
 
 def warming(transcriber: Transcriber) -> Iterator[None]:
-    """Transcribe one window of noise, which goes through all that a request does; yield after each
-    step of it."""
+    """Transcribe one window of noise, which runs all the steps of a request; yield after each
+    step."""
     noise = np.random.default_rng(1).normal(0, 0.05, 16_000).astype(np.float32)
     language = next(iter(transcriber.files.special.languages), None)
     options = _decoding(HearOptions(language=language, live=True))
@@ -51,7 +51,7 @@ class SoundUnderWay:
 
 
 class Desk:
-    """The request queue: the sounds that wait or are transcribed, and their unsent messages."""
+    """The request queue: sounds that wait or are transcribed, and their unsent messages."""
 
     def __init__(self, transcriber: Transcriber) -> None:
         self.transcriber = transcriber
@@ -61,9 +61,9 @@ class Desk:
         self.seconds = 0.0
         """Seconds of its model's steps since the start."""
         self._load = (0, 0)
-        """Sounds in the latest report of the load."""
+        """Sounds in the latest load report."""
         self._reported = 0.0
-        self._told: list[DeskNews] = []
+        self._unsent: list[DeskNews] = []
 
     @property
     def busy(self) -> bool:
@@ -86,14 +86,14 @@ class Desk:
                 return
 
     def take(self, deltas: list[SequenceDelta], seconds: float) -> None:
-        """Take what a step of its model, of so many seconds, has to report."""
+        """Take the deltas of a step of its model, which took `seconds`."""
         self.seconds += seconds
         self.transcriber.jobs.take(deltas)
 
     def turn(self) -> list[DeskNews]:
         """Let every sound ask for its next computation; return the messages since the last call."""
         ended = True
-        while ended:  # Its window, or its place, may be the one that another waits for.
+        while ended:  # An ended sound frees its window and place, which another may need.
             while self.waiting and len(self.running) < AT_ONCE:
                 self._begin(self.waiting.popleft())
             count = len(self.running)
@@ -101,19 +101,19 @@ class Desk:
                 self._step(sound)
             ended = len(self.running) < count
         if self.running:
-            self.running.rotate(-1)  # Each in turn is the first to have a slot.
+            self.running.rotate(-1)  # Each in turn is the first to get a slot.
         now, load = time.monotonic(), (len(self.running), len(self.waiting))
         if load != self._load or (self.busy and now - self._reported >= BEAT_SECONDS):
             self._load, self._reported = load, now
-            self._told.append(HearingLoad(*load, self.seconds))
-        told, self._told = self._told, []
-        return told
+            self._unsent.append(HearingLoad(*load, self.seconds))
+        unsent, self._unsent = self._unsent, []
+        return unsent
 
     def _begin(self, wanted: Hear) -> None:
-        def told(segments: list[Segment], upto: float) -> None:
+        def report(segments: list[Segment], upto: float) -> None:
             # The last segments of a transcript come with its end.
             if segments:
-                self._told.append(
+                self._unsent.append(
                     HeardSoFar(wanted.request_id, self._pieces(wanted, segments), upto)
                 )
 
@@ -121,10 +121,10 @@ class Desk:
             samples = _samples(Path(wanted.path), wanted.count)
             options, given = _decoding(wanted.options), wanted.options
             if given.pauses is None:
-                walk = self.transcriber.sequential(samples, options, words=given.words, told=told)
+                walk = self.transcriber.sequential(samples, options, words=given.words, told=report)
             else:
                 walk = self.transcriber.chunked(
-                    samples, options, words=given.words, told=told, pauses=given.pauses
+                    samples, options, words=given.words, told=report, pauses=given.pauses
                 )
         except Exception as fault:  # noqa: BLE001 - one sound's fault is not the others'
             self._refuse(wanted, fault)
@@ -138,8 +138,8 @@ class Desk:
             self.running.remove(sound)
             found: Transcript = end.value
             left_out = [(one.start, one.end, one.reason) for one in found.left_out]
-            told = SoundEnd(found.language, found.seconds, left_out)
-            self._told.append(HeardSoFar(sound.wanted.request_id, [], found.seconds, told))
+            last = SoundEnd(found.language, found.seconds, left_out)
+            self._unsent.append(HeardSoFar(sound.wanted.request_id, [], found.seconds, last))
         except Exception as fault:  # noqa: BLE001 - one sound's fault is not the others'
             self.running.remove(sound)
             self._refuse(sound.wanted, fault)
@@ -149,7 +149,7 @@ class Desk:
         if not isinstance(error, HeadraceError):
             log.error("a sound could not be transcribed", exc_info=fault)
             error = EngineFault(f"hearing failed: {type(fault).__name__}")
-        self._told.append(Refused(wanted.request_id, WireError.of(error)))
+        self._unsent.append(Refused(wanted.request_id, WireError.of(error)))
 
     def _pieces(self, wanted: Hear, segments: list[Segment]) -> list[HeardSegment]:
         return [

@@ -1,8 +1,8 @@
 """`HearingEngine`: one served transcription model, for an event loop.
 
 Everything here belongs to one event loop and nothing imports torch or kernels. Sounds go to the
-engine process in files of the private folder. If it dies with a sound, no segment already sent is
-lost. The next one transcribes the sound again, once, without the segments already sent.
+engine process in files of the private folder. If it dies with a sound, segments already sent are
+not lost. The next process transcribes the sound again, once, and skips those segments.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .records import HearOptions
 
 RATE = 16_000
 MOST_SECONDS = 2 * (4 * 3600 + 1)
-"""Most audio of all sounds whose files exist: twice the longest, with the second that a resampler
-may add. That is 1.8 GB of samples on the disk of temporary files. One key may take half of it."""
+"""Most seconds of audio in files: twice the longest sound, each with a second that a resampler may
+add. That is 1.8 GB on the disk of temporary files. One key may use half of it."""
 HANG_SECONDS = 20.0
-"""Silence after which a process that only hears is taken to hang: a step is a slice of a window,
-and a live speaker waits for it."""
+"""Silence after which a process that only transcribes counts as hung: a step is a slice of a
+window, and a live speaker waits for it."""
 
 
 class Payload:
@@ -46,22 +46,22 @@ class Payload:
     def __init__(self, path: Path, owner: str, count: int) -> None:
         self.path, self.owner = path, owner
         self.count = count
-        """Samples that are counted for it."""
+        """Samples counted for it."""
         self.file: BinaryIO = os.fdopen(
             os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600), "w+b"
         )
 
     def close(self) -> None:
-        """Remove the file; takes long for a large one, so never in an event loop."""
+        """Remove the file. Slow for a large one, so never call it in an event loop."""
         self.file.close()
         self.path.unlink(missing_ok=True)
 
 
 class Hearing:
-    """One sound while it is transcribed: an asynchronous iterator of the news (`HeardSoFar`).
+    """One sound while it is transcribed: an asynchronous iterator of its reports (`HeardSoFar`).
 
-    Ends after the message that has an `end`. Raises the typed error that ended it. A reader that
-    leaves before calls `cancel`.
+    Ends after the report that has an `end`. Raises the typed error that ended it. A reader that
+    leaves earlier calls `cancel`.
     """
 
     def __init__(self, engine: HearingEngine, payload: Payload, wanted: Hear) -> None:
@@ -69,7 +69,7 @@ class Hearing:
         self.payload = payload
         self.begun = time.monotonic()
         self.upto = 0.0
-        """Seconds of it that have been reported."""
+        """Seconds of it reported so far."""
         self.tries = 1
         self.over = False
         self._engine = engine
@@ -95,7 +95,7 @@ class Hearing:
         return news
 
     def tell(self, news: HeardSoFar | HeadraceError) -> None:
-        """Add news or an error; called by the engine."""
+        """Add a report or an error; called by the engine."""
         self._news.append(news)
         self._bell.set()
 
@@ -111,7 +111,7 @@ def samples_held() -> Shares:
 
 
 class HearingEngine(SupervisedEngine):
-    """The transcription engine; `face.ServingEngine` documents the names that both have."""
+    """The transcription engine; `face.ServingEngine` documents the shared names."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class HearingEngine(SupervisedEngine):
         super().__init__(supervisor, tasks, number)
         self.model_name = name or own_name(options.model)
         self.languages: frozenset[str] = frozenset()
-        """Language codes; empty: it transcribes English alone."""
+        """Language codes; empty: it transcribes English only."""
         self.decisions: list[Decision] = []
         self.identity: Identity | None = None
         self.memory: dict[str, float] = {}
@@ -142,12 +142,12 @@ class HearingEngine(SupervisedEngine):
         self.operations = operations or Operations(supervisor, self, self.end_all, tasks)
         self._sounds: dict[str, Hearing] = {}
         self._held: list[Hearing] = []
-        """Sounds whose process died, and that wait for the next."""
+        """Sounds whose process died, waiting for the next one."""
         self._samples = samples or samples_held()
         self._payloads = 0
         """Files of samples that exist."""
         self.sessions = 0
-        """Live sessions, of which each may be silent for a while."""
+        """Live sessions, which may be silent for a while."""
         self._removing: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -156,7 +156,7 @@ class HearingEngine(SupervisedEngine):
     # Sounds
 
     def check_open(self) -> None:
-        """Raise `ShuttingDown`, `EngineDead` or `Overloaded` if no sound would be taken now."""
+        """Raise `ShuttingDown`, `EngineDead` or `Overloaded` if no sound would be accepted now."""
         self._check_ready()
         if len(self._sounds) > self.options.max_waiting:
             raise Overloaded(
@@ -175,10 +175,10 @@ class HearingEngine(SupervisedEngine):
             )
 
     def payload(self, owner: str = "", count: int = 0) -> Payload:
-        """Make room for a sound's samples, fp32 at 16 kHz; `hear` takes it over, or `drop`.
+        """Reserve a file for a sound's samples, fp32 at 16 kHz; pass it to `hear` or `drop`.
 
-        `count`: samples that are expected, which count until the file is gone. Raises `Overloaded`
-        if all sounds, or those of this owner, have too many.
+        `count`: expected samples, which count until the file is gone. Raises `Overloaded` if all
+        sounds, or those of this owner, have too many.
         """
         self._samples.take(owner, count)
         try:
@@ -191,7 +191,7 @@ class HearingEngine(SupervisedEngine):
         return payload
 
     def drop(self, payload: Payload) -> None:
-        """Remove a payload, in a thread; until then its samples count."""
+        """Remove a payload in a thread; until then its samples count."""
         task = self.tasks.errand("payload", self._removed(payload))
         self._removing.add(task)
         task.add_done_callback(self._removing.discard)
@@ -204,8 +204,8 @@ class HearingEngine(SupervisedEngine):
     def hear(
         self, payload: Payload, count: int, options: HearOptions, request_id: str = ""
     ) -> Hearing:
-        """Have `count` samples transcribed. The payload is dropped when the sound ends, or now if
-        this raises: `InvalidRequest`, `Overloaded`."""
+        """Transcribe `count` samples. The payload is dropped when the sound ends, or at once if
+        this raises `InvalidRequest` or `Overloaded`."""
         wanted = Hear(request_id or uuid.uuid4().hex, str(payload.path), count, options)
         try:
             payload.file.flush()
@@ -237,7 +237,7 @@ class HearingEngine(SupervisedEngine):
         return 1
 
     def in_work(self) -> list[tuple[str, Hearing]]:
-        """Return (id, sound) of all that have not ended, oldest first."""
+        """Return (id, sound) of all unfinished sounds, oldest first."""
         return list(self._sounds.items())
 
     @property
@@ -276,6 +276,7 @@ class HearingEngine(SupervisedEngine):
                 self._heard(message)
             case messages.News(_, stats):
                 self.stats = stats
+                self.metrics.stepped(stats)
             case messages.Refused(request_id, error):
                 hearing = self._sounds.get(request_id)
                 if hearing is not None:
@@ -320,11 +321,11 @@ class HearingEngine(SupervisedEngine):
     def _heard(self, news: HeardSoFar) -> None:
         hearing = self._sounds.get(news.request_id)
         if hearing is None:
-            return  # Cancelled meanwhile.
+            return  # It was cancelled meanwhile.
         if not hearing.upto and (news.pieces or news.end):
             self.metrics.first.observe(time.monotonic() - hearing.begun)
         if news.end is None and news.upto <= hearing.upto:
-            return  # A process that died sent it before.
+            return  # A process that died sent it earlier.
         hearing.upto = news.upto
         hearing.tell(news)
         if news.end is not None:
@@ -334,7 +335,7 @@ class HearingEngine(SupervisedEngine):
             self._end(hearing, "heard")
 
     def down(self, kind: str, error: EngineDead) -> None:
-        """Handle the end of the engine process: sounds wait for the next, once, however long its
+        """Handle the end of the engine process: sounds wait once for the next, however long its
         start takes. Segments already sent are not sent again: a window's text depends on its
         samples alone."""
         self.metrics.failed(kind)
@@ -365,11 +366,11 @@ class HearingEngine(SupervisedEngine):
         if not self._number:
             self.operations.fail(error)
 
-    # Its sounds, as `operations.Work` has requests
+    # Its sounds, with the interface of `operations.Work`
 
     @property
     def work(self) -> HearingEngine:
-        """The sounds that have not ended."""
+        """The unfinished sounds."""
         return self
 
     def __len__(self) -> int:
@@ -397,7 +398,7 @@ class HearingEngine(SupervisedEngine):
         error = EngineDead(f"the sound was ended: {why}", retry_after=2.0)
         for hearing in list(self._sounds.values()):
             hearing.tell(error)
-            hearing.cancel()  # Of an unloaded model the process goes on, and must not hear on.
+            hearing.cancel()  # The process of an unloaded model goes on; the job must not.
         self.end_all(error)
         if self._removing:
             await asyncio.wait(self._removing)

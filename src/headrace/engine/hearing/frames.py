@@ -1,6 +1,6 @@
 """Parakeet and Moonshine in the loop: a lane whose steps are slices of one window.
 
-Their networks are numpy between products, so they are no graph that the worker runs (ADR 0059): the
+Their networks are numpy between products, so the worker has no graph of them (ADR 0059): the
 conductor chooses the slices, and a step of the lane runs one.
 """
 
@@ -70,7 +70,7 @@ def open_frames(folder: Path, kind: str) -> ModelFiles:
 
 
 def build_frames(wanted: BuildOrder) -> Built:
-    """Load such a model into a lane of its own. Raises `DoesNotFit`, `ModelFileError`,
+    """Load such a model into its own lane. Raises `DoesNotFit`, `ModelFileError`,
     `LibraryAbsent`."""
     files, beside, other = wanted.files, wanted.beside, wanted.executor
     form, options = form_of(wanted.options), wanted.options

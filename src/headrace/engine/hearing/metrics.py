@@ -1,8 +1,10 @@
-"""Counts of a transcription engine, for `/metrics`. Times are seconds; audio is in its own."""
+"""Counts of a transcription engine, for `/metrics`. Times are in seconds, also those of audio."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from ...base.request import StepStats
 
 SECONDS = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
@@ -28,6 +30,15 @@ class HearingMetrics:
         )
         self.audio = named(Counter, "audio_seconds", "Seconds of audio that were heard to the end.")
         self.busy = named(Gauge, "hearing_busy_seconds", "Seconds that the process computed.")
+        self._device, self._predicted = (
+            Counter(
+                f"headrace:{one}_seconds", words, ["model_name"], registry=self.registry
+            ).labels(model)
+            for one, words in (
+                ("device", "Time of steps on the device."),
+                ("predicted", "Time that the roofline expected of the steps."),
+            )
+        )
         self.rtfx = named(
             Gauge, "rtfx", "Seconds of audio heard for each second that the process computed."
         )
@@ -58,6 +69,11 @@ class HearingMetrics:
         self.rewritten = named(
             Counter, "words_rewritten", "Words given out live that the final text does not have."
         )
+
+    def stepped(self, stats: StepStats) -> None:
+        """Count a step beside those of texts: predicted next to measured time."""
+        self._device.inc(stats.seconds)
+        self._predicted.inc(stats.predicted_seconds)
 
     def ended(self, outcome: str) -> None:
         self._sounds.labels(self._model, outcome).inc()

@@ -1,4 +1,4 @@
-"""From a model's name to a transcriber that is ready."""
+"""Opening of a transcription model: from its name to a transcriber that is ready."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def open_transcriber(
     """Open a transcription model by a catalog name, or a folder: of Whisper in CTranslate2's or
     Hugging Face's layout, or of Parakeet or Moonshine in the latter.
 
-    `kv`: type of K and V of Whisper's decoder, by default as `form_of` has it. `keep`: Whisper's
-    weights in eight bits are kept in the cache for the next start. Raises `ModelNotFound`,
-    `DownloadError`, `ModelFileError`, `UnsupportedModel`, `DoesNotFit`.
+    `kv`: type of K and V of Whisper's decoder, by default that of `form_of`. `keep`: keep Whisper's
+    8-bit weights in the cache for the next start. Raises `ModelNotFound`, `DownloadError`,
+    `ModelFileError`, `UnsupportedModel`, `DoesNotFit`.
     """
     folder = find(name, cache_dir=cache_dir, progress=progress)
     options = EngineOptions(
@@ -78,8 +78,8 @@ def open_hearing(folder: Path, options: EngineOptions) -> ModelFiles:
 
 
 def load_hearing(wanted: BuildOrder, on_phase: OnPhase) -> LoadedEngine | Built:
-    """Load a transcription model's weights; those of Parakeet and Moonshine are then complete.
-    Raises as `build`, and `UnsupportedModel` without the CPU kernels."""
+    """Load a transcription model's weights; Parakeet and Moonshine are then complete. Raises as
+    `build`, and `UnsupportedModel` without the CPU kernels."""
     with _on_our_kernels():
         if wanted.files.format == FRAMES:
             return build_frames(wanted)
@@ -109,8 +109,8 @@ def finish_hearing(
 def transcriber_of(
     built: Built, files: ModelFiles, core: EngineCore | None = None, number: int = 0
 ) -> Transcriber:
-    """Return the transcriber of a model of the engine; in the loop `core`, by default its own, its
-    lane has this number."""
+    """Return the transcriber of a loaded model. `core`: the loop, by default its own; `number`: its
+    lane there."""
     if files.format == FRAMES:
         return transcriber_in(built)
     whisper, shape = whisper_of(files), built.encoder

@@ -16,11 +16,11 @@ TAKEN = frozenset(
 """Options that apply to a transcription model."""
 KV = ("float32", "bfloat16", "int8")
 SEQUENCES = 48
-"""Texts that Whisper decodes at a time: windows, their beams, and questions about them."""
+"""Texts that Whisper decodes at a time: windows, their beams, and checks of them."""
 
 
 class HearingForm(NamedTuple):
-    """Options of a transcription model without "auto", with reasons."""
+    """Resolved options of a transcription model (no "auto"), with reasons."""
 
     threads: int
     precision: Literal["exact", "int8"]
@@ -29,7 +29,7 @@ class HearingForm(NamedTuple):
 
 
 def form_of(options: EngineOptions) -> HearingForm:
-    """Decide the open options; `verify` has checked the others."""
+    """Resolve the open options; `verify` has checked the others."""
     threads = options.threads or cpu().physical_cores
     precision: Literal["exact", "int8"] = "int8" if options.dtype == "auto" else "exact"
     kv = options.kv_dtype
@@ -62,8 +62,8 @@ def engine_options(options: EngineOptions, form: HearingForm) -> EngineOptions:
 
 
 def own_options(choice: ModelChoice, *, shared: bool) -> EngineOptions:
-    """Return the options of a transcription model. In a `shared` server those that are not its own
-    are for text, unless they are the server's. Raises as `verify`."""
+    """Return the options of a transcription model. In a `shared` server the other options are for
+    the text models, except the server's own. Raises as `verify`."""
     options = choice.options
     if shared:
         plain, taken = EngineOptions(), (TAKEN - set(OWN)) | choice.own
@@ -74,7 +74,7 @@ def own_options(choice: ModelChoice, *, shared: bool) -> EngineOptions:
 
 
 def verify(options: EngineOptions) -> None:
-    """Raise `OptionError` for an option that was set and would have no effect here."""
+    """Raise `OptionError` for an option that was set but has no effect here."""
     options.verify()
     plain = EngineOptions()
     for each in fields(options):

@@ -1,4 +1,4 @@
-"""Options of a transcription request, and its results, on their way between processes."""
+"""Options and results of a transcription request, as sent between processes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class HearOptions(msgspec.Struct, frozen=True, array_like=True):
     """The options of one transcription request."""
 
     language: str | None = None
-    """Language code; None: that of the first window is detected."""
+    """Language code; None: detected from the first window."""
     task: str = "transcribe"
     prompt: str = ""
     temperature: float = 0.0
-    """0: greedy, and higher ones if a text is rejected; otherwise from this temperature on."""
+    """First temperature (0: greedy); a rejected text is decoded again at higher ones."""
     beams: int = 1
     words: bool = False
     logprobs: bool = False
@@ -26,7 +26,7 @@ class HearOptions(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HeardSegment(msgspec.Struct, frozen=True, array_like=True):
-    """`speech.transcript.Segment` on its way."""
+    """`speech.transcript.Segment` as sent between processes."""
 
     start: float
     """Seconds from the sound's begin."""

@@ -1,7 +1,7 @@
-"""WalkRunner of walks over the engine's one loop: each walk's requests are planned like all others.
+"""Runner of transcription jobs: the engine's one loop schedules their requests like all others.
 
-A sound that has not had a window yet comes before those that have, as a request of higher priority.
-Each sound has at most one window that is not encoded, so their windows take turns.
+A sound's first window has a higher priority than later ones. Each sound has at most one window that
+is not encoded, so the sounds' windows take turns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...speech.decoding import Ask, WindowAnswer
 from ..loop.core import EngineCore
 
 OLD = 1
-"""Priority of a sound that has had a window."""
+"""Priority of a sound after its first window."""
 
 
 @dataclass(slots=True)
@@ -26,13 +26,13 @@ class SoundShare:
     """One sound's use of the engine."""
 
     salt: str
-    """Name of the sound: its encodings and its prefixes are its own."""
+    """Name of the sound, whose encodings and prefixes are not shared."""
     windows: int = 0
     """Windows that its jobs hold."""
     unread: int = 0
-    """Windows without any answer: not encoded yet."""
+    """Windows that are not encoded yet, so without any answer."""
     old: bool = False
-    """Whether it has had an answer."""
+    """Whether it got an answer."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _Pending:
     left: int = 0
     """Requests that have not ended."""
     fresh: bool = True
-    """Whether the job has had no answer yet."""
+    """Whether the job got no answer yet."""
 
 
 class WalkRunner:
@@ -58,8 +58,8 @@ class WalkRunner:
         model: int = 0,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """`windows`: encodings that have room. `model`: its number in the loop. `on_close`: closes
-        the engine, if it is the walks' own."""
+        """`windows`: most encodings at a time. `model`: its number in the loop. `on_close`: closes
+        the engine, if no one else uses it."""
         self._core, self._model, self._on_close = core, model, on_close
         self._free = list(range(windows))[::-1]
         self._names, self._sounds = count(), count()
@@ -67,9 +67,9 @@ class WalkRunner:
         self._owners: dict[str, WalkUnderWay[Any]] = {}
         """Jobs by the names of their requests under way."""
         self._lent = [False, False]
-        """Whether a sound's first window was lent since the last step, and whether a later one was.
-        Features of a window take 20 ms of the loop, so more wait for the next step: other models'
-        texts do not wait for all of them, and a new sound for no long one."""
+        """Whether a first and whether a later window of a sound was given out since the last step.
+        A window's features take 20 ms of the loop, so further ones wait for the next step: other
+        models' texts do not wait for all of them, nor a new sound for a long one."""
 
     @property
     def free_windows(self) -> int:
@@ -108,7 +108,7 @@ class WalkRunner:
         self._end(job)
 
     def turn(self) -> None:
-        """Run one step of the loop, and give the answers to the jobs that have all of theirs."""
+        """Run one step of the loop; resume the jobs that have all their answers."""
         self.take(self._core.turn())
 
     def take(self, deltas: list[SequenceDelta]) -> None:
@@ -122,7 +122,7 @@ class WalkRunner:
     def _take(self, delta: SequenceDelta) -> None:
         job = self._owners.get(delta.request_id)
         if job is None:
-            return  # Dropped meanwhile.
+            return  # It was dropped meanwhile.
         pending = self._jobs[job]
         said = pending.said[delta.request_id]
         said.tokens.extend(delta.tokens)
@@ -145,7 +145,7 @@ class WalkRunner:
             self._send(job, [pending.said[name] for name in pending.ids])
 
     def _send(self, job: WalkUnderWay[Any], answers: list[WindowAnswer] | None) -> None:
-        """Give a job its answers, and submit what it asks next."""
+        """Give a job its answers, and submit its next requests."""
         try:
             asks = next(job.walk) if answers is None else job.walk.send(answers)
             self._submit(job, asks)

@@ -7,6 +7,7 @@ the worker of another. Tests and the simulator name their own.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from ...base.facts import WorkerFacts
 from ...base.modelfiles import ModelFiles
 from ...base.workeroptions import WorkerOptions
 from ...loader.panels import PanelShelf
-from ...loader.progress import TerminalLine
+from ...loader.progress import ProgressLine
 from .executor import LoadedWorker
 from .grammar import tokenizer_for_grammars
 
@@ -75,7 +76,9 @@ def _shelf(files: ModelFiles, settings: WorkerOptions) -> PanelShelf | None:
     # Local: imports numpy, 60 ms of the process that only serves HTTP.
     from ...kernels.cpu.library import LAYOUT
 
-    return PanelShelf(files, Path(settings.panels), LAYOUT, progress=TerminalLine())
+    return PanelShelf(
+        files, Path(settings.panels), LAYOUT, progress=ProgressLine(enabled=sys.stderr.isatty())
+    )
 
 
 def kernel_decisions(files: ModelFiles, settings: WorkerOptions) -> list[Decision]:

@@ -1,4 +1,4 @@
-"""Frames of cameras as a program takes them: their age, whether anything moved, their pixels."""
+"""Camera frames as a program's input: their age, a motion filter, their pixels."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ...programs.rows import Array
 from .executor import ServedProgram
 
 JUMP_SECONDS = 1.0
-"""Seconds that a frame would lie in the future, from which its camera's clock has jumped."""
+"""Seconds in the future from which a frame means that its camera's clock has jumped."""
 WINDOW_SECONDS = 60.0
-"""Seconds after which the least delay is forgotten: clocks drift."""
+"""Seconds after which the least delay is forgotten, because clocks drift."""
 CELLS = 16
-"""Cells of a picture's side whose brightness is compared."""
+"""Cells along each side of a picture, whose brightness is compared."""
 MOST_PIXELS = 2**24
 
 
 class CaptureClock:
-    """A camera's clock beside ours.
+    """A camera's clock compared with ours.
 
-    Neither has to be right: the least difference of late is taken as no delay, so what a frame lost
-    above that on its way, and here, is its age. A jump of the camera's clock begins anew.
+    Neither clock has to be right. The smallest recent difference counts as no delay, so a frame's
+    age is its difference above that. A jump of the camera's clock restarts the measurement.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class CaptureClock:
         self._begun = 0.0
 
     def delay(self, captured: float, now: float) -> float:
-        """Return the seconds that a frame took to us, above the least; `now`: of our clock."""
+        """Return the seconds that a frame was delayed, above the least; `now`: of our clock."""
         difference = now - captured
         jumped = captured < self._last or difference < min(self._older, self._newer) - JUMP_SECONDS
         if jumped and self._last > -math.inf:
@@ -50,17 +50,17 @@ class CaptureClock:
 
 
 class MotionFilter:
-    """Whether a picture differs from the last one that passed."""
+    """A test whether a picture differs from the last one that passed."""
 
     def __init__(self, threshold: float, refresh: float) -> None:
-        """`threshold`: change of the mean brightness of some cell, of 1; 0: all pass. `refresh`:
-        seconds after which a picture passes that does not differ."""
+        """`threshold`: least change of a cell's mean brightness, 0 to 1; 0: all pass. `refresh`:
+        seconds after which an unchanged picture passes, too."""
         self._threshold, self._refresh = threshold, refresh
         self._cells: Array | None = None
         self._passed = -math.inf
 
     def passes(self, pixels: Codes, now: float) -> bool:
-        """Whether to run on a picture [h, w, 3] of this moment."""
+        """Return whether a picture [h, w, 3] of this moment passes."""
         if not self._threshold:
             return True
         cells = _brightness(pixels)
@@ -81,7 +81,7 @@ class MotionFilter:
 
 
 def _brightness(pixels: Codes) -> Array:
-    """Return the mean brightness of the cells [at most 16, at most 16] of a picture, of 1."""
+    """Return the mean brightness, 0 to 1, of a picture's cells [at most 16, at most 16]."""
     found: Array = pixels
     for axis in (0, 1):
         edges = np.linspace(0, pixels.shape[axis], min(CELLS, pixels.shape[axis]) + 1).astype(int)
@@ -92,13 +92,13 @@ def _brightness(pixels: Codes) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class CameraInput:
-    """The one picture that a program takes."""
+    """The picture input of a program."""
 
     port: Port
     height: int
     width: int
     rows_last: bool
-    """Whether channels come last: [1, h, w, 3], and otherwise [1, 3, h, w]."""
+    """Whether the layout is [1, h, w, 3] instead of [1, 3, h, w]."""
     scale: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -116,10 +116,10 @@ class CameraInput:
         std: Sequence[float] = (1, 1, 1),
         reversed: bool = False,
     ) -> CameraInput:
-        """Find a program's picture. `size`: height and width, if the program leaves them open;
-        `scale`, `mean`, `std`: an element is (code · scale - mean) / std, of 1/255 for floats.
+        """Find a program's picture input. `size`: height and width, if the program leaves them
+        open. An element is (code · scale - mean) / std; `scale` is 1/255 by default for floats.
 
-        Raises `InvalidRequest` for a program that takes no picture, or more than that.
+        Raises `InvalidRequest` for a program whose inputs are not exactly one picture.
         """
         ports = [*program.confined.inputs.values()]
         dims = (ports[0].dims or ()) if len(ports) == 1 else ()

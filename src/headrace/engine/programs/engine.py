@@ -42,19 +42,19 @@ from .sequences import Key, ProgramSequence, Sequences, unknown
 
 _Ran = Callable[[Feed], Awaitable[dict[str, Array]]]
 WARM_RUNS = 5
-"""Runs that measure a stream's shapes before it is admitted."""
+"""Runs that measure a stream's shapes before its admission."""
 MOST_STREAMS = 256
 SILENT_PERIODS, SILENT_SECONDS = 10, 10.0
-"""Periods, and seconds, without a run after which a stream is taken to have ended."""
+"""Periods, and seconds, without a run after which a stream counts as ended."""
 TEST_LIMIT = 10.0
-"""Seconds to the deadline of a self-test."""
+"""Seconds until a self-test's deadline."""
 MARGIN = 1.1
-"""Length of a stream's run, relative to the longest that was measured."""
+"""Planned length of a stream's run, relative to the longest measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
-    """Place of a request in a sequence."""
+    """A request's place in a sequence."""
 
     id: str
     start: bool = False
@@ -75,12 +75,12 @@ class OpenStream:
 
     @property
     def silent_at(self) -> float:
-        """Time at which it has ended if no run comes before."""
+        """Time at which it ends unless a run comes before."""
         return self.last + max(SILENT_SECONDS, SILENT_PERIODS * self.admitted.stream.period)
 
 
 class ProgramEngine:
-    """Programs by name. Its methods belong to the event loop in which it was started."""
+    """Programs by name. Its methods belong to the event loop that started it."""
 
     def __init__(self, lanes: int) -> None:
         """Use `start`."""
@@ -110,10 +110,10 @@ class ProgramEngine:
         lanes: int | None = None,
         licences: Mapping[str, str] | None = None,
     ) -> ProgramEngine:
-        """Load the programs of these files, by their names, each in a process of its own.
+        """Load the programs of these files, by name, each in its own process.
 
-        `lanes`: runs at a time; None: one for each processor. `licences`: those that are known, by
-        name. Raises as `programs.inspected`, `open_program_voice` and `ConfinedProgram.start`.
+        `lanes`: runs at a time; None: one per processor. `licences`: the known ones, by name.
+        Raises as `programs.inspected`, `open_program_voice` and `ConfinedProgram.start`.
         """
         begin = time.monotonic()
         engine = cls(lanes or cpu().cores)
@@ -128,7 +128,7 @@ class ProgramEngine:
         return engine
 
     async def load(self, name: str, path: Path, limits: ProgramLimits = LIMITS) -> None:
-        """Load one more program. Raises as `start`."""
+        """Load a further program. Raises as `start`."""
         if name in self.programs:
             raise OptionError(f"two programs have the name {name}", param="programs")
         count = self.executor.lanes.count
@@ -151,7 +151,7 @@ class ProgramEngine:
     async def _tested(
         self, program: ServedProgram, feed: Feed, seconds: float | None
     ) -> dict[str, Array]:
-        """Run a self-test, which is refused if it is too long beside the streams."""
+        """Run a self-test, which is refused if the streams leave no time for it."""
         key, last = shapes_of(program.confined.inputs, feed), self._loop.time() + TEST_LIMIT
         return await self.executor.run(
             program,
@@ -165,7 +165,7 @@ class ProgramEngine:
         )
 
     async def test(self, program: ServedProgram) -> dict[str, object]:
-        """Test a program, and scrub its bytes; tell how it went."""
+        """Test a program and scrub its bytes; return the outcome."""
         guard: ProgramGuard = program.guard
         passed, whole = await guard.test(), await guard.scrub()
         return {"passed": passed, "whole": whole, "mode": guard.mode.name, "reason": guard.reason}
@@ -190,15 +190,12 @@ class ProgramEngine:
     def _ended(self, run: ProgramRun, outcome: str, waited: float, seconds: float) -> None:
         if run.owner == SELF_TEST:
             return
-        name, metrics = run.program.name, self.metrics
         if run.program.guard is not None:
             run.program.guard.note(run, outcome)
-        metrics.runs.labels(name, outcome).inc()
-        metrics.waited.labels(name).observe(waited)
-        if seconds:
-            metrics.ran.labels(name).observe(seconds)
+        slack = None
         if outcome == "run" and run.deadline < math.inf:
-            metrics.slack.labels(name).observe(max(0.0, run.deadline - self._loop.time()))
+            slack = max(0.0, run.deadline - self._loop.time())
+        self.metrics.ended(run.program.name, outcome, waited, seconds, slack)
 
     def _job_ended(self, name: str, outcome: str, seconds: float) -> None:
         self.metrics.jobs.labels(name, outcome).inc()
@@ -219,7 +216,7 @@ class ProgramEngine:
         owner: str = "",
     ) -> dict[str, Array]:
         """Run a program once. `timeout`: seconds from now to the deadline; `stream`: id of the
-        sender's stream, which sets class and deadline; `step`: the sequence whose states it takes.
+        sender's stream, which sets class and deadline; `step`: the sequence whose states it uses.
 
         Raises `InvalidRequest` for inputs that do not fit, and the errors of the executor.
         """
@@ -265,8 +262,8 @@ class ProgramEngine:
     async def _stepped(
         self, key: Key, sequence: ProgramSequence, inputs: Feed, step: SequenceStep, ran: _Ran
     ) -> dict[str, Array]:
-        """Run once with a sequence's states. An error leaves the states as they were; a sender that
-        leaves in the middle ends the sequence."""
+        """Run once with a sequence's states. An error leaves the states unchanged; a sender that
+        leaves during the run ends the sequence."""
         program = self.programs[key[1]]
         try:
             async with sequence.turn:
@@ -298,10 +295,10 @@ class ProgramEngine:
         most: int = MOST_REGION,
         owner: str = "",
     ) -> OpenStream:
-        """Measure runs with inputs of these shapes and admit a stream of them. `values`: the number
-        in every element of an input in these runs, 0 if it is left out; `most`: bytes that a
-        request can carry. Raises `InvalidRequest` for shapes and values that do not fit,
-        `Overloaded` if it is not schedulable."""
+        """Measure runs with inputs of these shapes and admit a stream of them. `values`: by input,
+        the value of all its elements in these runs, by default 0; `most`: most bytes of a request.
+        Raises `InvalidRequest` for shapes and values that do not fit, `Overloaded` if it is not
+        schedulable."""
         self._shares.take(owner, 1)
         try:
             feed = _filled(program, shapes, values or {}, most)
@@ -336,10 +333,10 @@ class ProgramEngine:
     def _drop(self, stream: OpenStream) -> None:
         del self.streams[stream.id]
         self._shares.give(stream.owner, 1)
-        self.executor.dismiss(stream.admitted)
+        self.executor.dismiss(stream.admitted, stream.program)
 
     def expire(self) -> None:
-        """End streams whose senders are silent, and come back when the next one may be."""
+        """End the streams of silent senders, and schedule the next check."""
         if self._silence is not None:
             self._silence.cancel()
         now = self._loop.time()
@@ -352,14 +349,14 @@ class ProgramEngine:
     # The engine as a whole
 
     def in_work(self) -> list[tuple[str, object]]:
-        """Return nothing: runs are ended by their clients' leaving."""
+        """Return nothing: a client that leaves ends its runs."""
         return []
 
     def abort(self, request_id: str) -> int:
         return 0
 
     def health(self) -> Health:
-        """Ready while a program is; a process that ends is replaced, so it stays alive."""
+        """Ready while any program is; an ended process is replaced, so the engine stays alive."""
         down = [one.name for one in self.programs.values() if not one.serves]
         ready = not self._draining and len(down) < len(self.programs)
         reason = (
@@ -386,8 +383,8 @@ def _filled(
     values: Mapping[str, float],
     most: int,
 ) -> dict[str, Array]:
-    """Make inputs of these shapes, of at most `most` bytes in all; those that are left out, such as
-    states, with free dimensions of one. Every element is the input's value, else 0."""
+    """Make inputs of these shapes, at most `most` bytes in all. Inputs left out, such as states,
+    get 1 for each free dimension. All elements have the input's value, or 0."""
     ports = program.confined.inputs
     for param, named in (("shapes", shapes), ("values", values)):
         if strange := sorted(named.keys() - ports.keys()):
@@ -401,7 +398,7 @@ def _filled(
         if (
             len(shape) > MOST_RANK
             or any(not 0 <= dim < MOST_SIZE for dim in shape)
-            # numpy multiplies the sizes of an empty array too.
+            # numpy multiplies the sizes of empty arrays, too.
             or (size := math.prod(dim or 1 for dim in shape) * np.dtype(port.type).itemsize) > room
         ):
             wrong = f"input {name:.80} has the shape {list(shape[:MOST_RANK])!r:.80}"
@@ -413,7 +410,7 @@ def _filled(
 
 
 def _element(port: Port, value: float) -> Array:
-    """Return a number as an input's type has it. Raises `InvalidRequest` if it does not."""
+    """Return a number in an input's type. Raises `InvalidRequest` if the type cannot hold it."""
     kind = np.dtype(port.type)
     with np.errstate(over="ignore", invalid="ignore"):
         found: Array = np.asarray(value, np.float64).astype(kind)

@@ -1,10 +1,9 @@
 """The executor: one queue over the runs of all programs, and lanes on which they run.
 
-A lane is one thread of the machine: it has one run at a time, in whichever program's process, so
-that programs never fight for cores. Runs that can no longer end in time are not begun. A run past
-its limit is stopped before its next node; if that does not end it, its process is killed and
-replaced, and the other runs of that process begin again, once. Everything here belongs to one event
-loop.
+A lane is one thread of the machine. It has one run at a time, in any program's process, so programs
+never compete for cores. Runs that can no longer end in time are not started. A run past its limit
+is stopped before its next node. If that does not end it, its process is killed and replaced, and
+the other runs of that process start again, once. Everything here belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -45,27 +44,27 @@ from .prices import RunPrices
 log = logging.getLogger("headrace.programs")
 
 MOST_WAITING = 1024
-"""Runs that wait, over all programs; one key may have half of them."""
+"""Most waiting runs of all programs; one key may have half of them."""
 QUICK_DEATHS = 2
-"""Ends of a program's process, without a run in between, after which its runs wait no more."""
+"""Ends of a program's process, without a run in between, after which its runs are refused."""
 LONGEST_PAUSE = 30.0
 SELF_TEST = "\0self-test"
-"""Owner of runs that test a program: they are neither counted nor measured, nor refused."""
+"""Owner of self-test runs, which are not counted, measured or refused."""
 LATELY = 60.0
-"""Seconds after which shapes that no longer run do not keep a stream out."""
+"""Seconds after which shapes that no longer run cannot block a stream's admission."""
 
 Result = dict[str, Array]
 
 
 class ServedProgram:
-    """A program, and what is known of its runs."""
+    """A program and the measurements of its runs."""
 
     def __init__(
         self, name: str, confined: ConfinedProgram, voice: ProgramVoice | None = None
     ) -> None:
         self.name, self.confined = name, confined
         self.voice = voice
-        """Files beside it that make it speak."""
+        """Files next to the program, with which it speaks."""
         self.licence: str | None = None
         self.prices = RunPrices()
         self.ready = False
@@ -78,7 +77,7 @@ class ServedProgram:
 
     @property
     def serves(self) -> bool:
-        """Whether its process serves, and its answers are trusted."""
+        """Whether its process serves and its answers are trusted."""
         return self.ready and (self.guard is None or bool(self.guard.trusted))
 
 
@@ -95,20 +94,20 @@ class ProgramRun(TimedWork):
     due: float = 0.0
     """Seconds from release to deadline of its stream."""
     priced: Collection[tuple[ServedProgram, Shapes]] = ()
-    """Runs of its job whose expected lengths are in `rest`, or were."""
+    """Runs of its job whose expected lengths are or were in `rest`."""
     repeated: bool = False
-    """Whether it began before, in a process that died."""
+    """Whether it was started before, in a process that died."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobPart:
-    """A run's place in a job, which has a place in the queue for all its runs."""
+    """A run's place in a job; the job has one place in the queue for all its runs."""
 
     arrival: float
     rest: float
     """Expected seconds of the runs after it."""
     priced: Collection[tuple[ServedProgram, Shapes]]
-    """Runs that its price is made of."""
+    """Runs that add up to its price."""
 
 
 @dataclass(eq=False, slots=True)
@@ -119,7 +118,7 @@ class _BusyLane:
     begun: float
     limit: float
     cause: str
-    """Why it has that limit: time, deadline or streams; late: its deadline was told as missed."""
+    """Cause of its limit: time, deadline or streams; late: its deadline was reported as missed."""
     timer: asyncio.TimerHandle
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -179,12 +178,12 @@ class ProgramExecutor:
         part: JobPart | None = None,
         seconds: float | None = None,
     ) -> Result:
-        """Run a program on inputs that fit it. `deadline` and `release`, before which it has no
-        real time: times of the event loop's clock; `admitted`: the stream that the run is one of;
-        `part`: its place in a job; `seconds`: its length, if it is not that of such shapes.
+        """Run a program on inputs that fit it. `deadline`, `release`: times of the event loop's
+        clock; before `release` it has no real-time class. `admitted`: its stream; `part`: its place
+        in a job; `seconds`: its length, if not the measured one of these shapes.
 
         Raises `DeadlineMissed`, `RunStopped`, `Overloaded`, `EngineDead`, and the run's own errors.
-        A caller that is cancelled takes its run back, or has it stopped.
+        If the caller is cancelled, its run is withdrawn or stopped.
         """
         now = self._loop.time()
         run = ProgramRun(
@@ -229,7 +228,7 @@ class ProgramExecutor:
             self._places.give(owner, 1)
 
     def _check(self, run: ProgramRun) -> None:
-        """Raise the error that says why this run would never begin."""
+        """Raise the error of a run that would never start."""
         if self._closed:
             raise ShuttingDown("the server is shutting down", retry_after=2.0)
         program = run.program
@@ -251,12 +250,12 @@ class ProgramExecutor:
         )
 
     def _next(self) -> None:
-        """Begin what may begin now."""
+        """Start all runs that may start now."""
         now = self._loop.time()
         self.queue.ripen(now)
         for work in self.queue.hopeless(now):
             assert isinstance(work, ProgramRun)
-            # The length, more than the wait, is why: it is to be measured again.
+            # The length, not the wait, is the reason: measure it again.
             if 2 * ((work.seconds or 0.0) + work.rest) > work.deadline - work.arrival:
                 for program, shapes in {(work.program, work.shapes), *work.priced}:
                     program.prices.refused(shapes)
@@ -270,7 +269,7 @@ class ProgramExecutor:
         self._set_alarm()
 
     def _set_alarm(self) -> None:
-        """Have `_next` called when some run can no longer end in time, or gets real time."""
+        """Schedule `_next` for when a run can no longer end in time, or becomes real-time."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -299,10 +298,11 @@ class ProgramExecutor:
         return True
 
     def _answered(self, program: ServedProgram, lane: int) -> None:
-        """Handle the end of a run, or of a process."""
+        """Handle the end of a run or of a process."""
         busy = self._busy[lane]
-        try:
-            result: Result | HeadraceError = program.confined.finish(lane)
+        streamed = busy is not None and busy.run.lane is not None
+        try:  # The next frame of a stream finds its memory there.
+            result: Result | HeadraceError = program.confined.finish(lane, keep=streamed)
         except EngineDead:
             self._lost(program)
             return
@@ -351,7 +351,7 @@ class ProgramExecutor:
             run.future.set_result(result)
 
     def _leave(self, run: ProgramRun) -> None:
-        """Forget a run whose caller has left, or have it stopped before its next node."""
+        """Drop a run whose caller has left, or stop it before its next node."""
         if self.queue.discard(run):
             self._on_end(run, "left", self._loop.time() - run.arrival, 0.0)
         for lane, busy in enumerate(self._busy):
@@ -362,16 +362,16 @@ class ProgramExecutor:
                     busy.timer = self._loop.call_later(GRACE_SECONDS, self._stuck, lane)
 
     def _is_alone(self, busy: _BusyLane) -> bool:
-        """Whether no other run goes on in that run's process."""
+        """Whether no other run is in that run's process."""
         program = busy.run.program
         return all(one in (None, busy) or one.run.program is not program for one in self._busy)
 
     # Processes
 
     def _stuck(self, lane: int) -> None:
-        """Kill the process of a run that goes on after its limit: one node of it has no end. A
-        deadline, which its sender chose, costs other runs of that process nothing: then it goes on
-        to the program's limit."""
+        """Kill the process of a run that goes on after its limit: one of its nodes does not end. A
+        missed deadline, which the sender chose, must not cost other runs of that process: then the
+        run goes on to the program's limit."""
         busy = self._busy[lane]
         assert busy is not None
         name, run = busy.run.program.name, busy.run
@@ -392,7 +392,7 @@ class ProgramExecutor:
         self._lost(busy.run.program)
 
     def _lost(self, program: ServedProgram) -> None:
-        """Replace a program's process; its other runs begin again, once."""
+        """Replace a program's process; its other runs start again, once."""
         if not program.ready:
             return
         program.ready = False
@@ -450,9 +450,8 @@ class ProgramExecutor:
     # Streams
 
     async def admit(self, stream: PeriodicStream) -> AdmittedStream:
-        """Admit a periodic stream beside the longest run of shapes that ran lately, since longer
-        ones are refused from now on; returns when its lane has no run that began before. Raises
-        `Overloaded`."""
+        """Admit a periodic stream, given the longest run of recently used shapes; longer runs are
+        refused from now on. Returns when its lane has no earlier run. Raises `Overloaded`."""
         since = self._loop.time() - LATELY
         blocking = max((one.prices.longest_since(since) for one in self._programs), default=0.0)
         admitted = self.lanes.admit(stream, blocking)
@@ -470,9 +469,12 @@ class ProgramExecutor:
                 raise
         return admitted
 
-    def dismiss(self, admitted: AdmittedStream) -> None:
-        """End a stream."""
+    def dismiss(self, admitted: AdmittedStream, program: ServedProgram) -> None:
+        """End a stream of a program's runs, and give back the memory that they kept."""
         self.lanes.leave(admitted)
+        busy = self._busy[admitted.lane]
+        if program.ready and (busy is None or busy.run.program is not program):
+            program.confined.relieve(admitted.lane)
         self._next()
 
     async def close(self) -> None:

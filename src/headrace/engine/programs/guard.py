@@ -1,8 +1,8 @@
 """The guard of a program: a self-test, a scrub of its bytes, and the mode that both decide.
 
-Normal; degraded: streams miss deadlines, so batch runs are refused; safe: its answers or its bytes
-are not what they were, so nothing is answered but that. A worse mode comes at once, a better one
-only by steps and after a while.
+Modes: normal; degraded: streams miss deadlines, so batch runs are refused; safe: its answers or
+bytes have changed, so all runs are refused. A worse mode is entered at once, a better one step by
+step and after a while.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger("headrace.programs")
 TEST_SECONDS, SAFE_TEST_SECONDS, SCRUB_SECONDS = 60.0, 1.0, 600.0
 """Seconds between two self-tests, between two of a program in safe mode, and between two scrubs."""
 WEIGHT, BAD, GOOD = 0.05, 0.3, 0.1
-"""Weight of a run in the share of missed ones; shares from which a program is degraded, and below
-which it no longer is."""
+"""Weight of a run in the share of missed runs; the shares from which a program is degraded, and
+below which it is normal again."""
 HOLD_SECONDS = 10.0
 """Seconds that a mode lasts at least before a better one."""
 PASSES = 3
@@ -50,9 +50,8 @@ class ProgramGuard:
         run: Callable[[Feed, float | None], Awaitable[dict[str, Array]]],
         count: Callable[[str, str], None],
     ) -> None:
-        """Watch over a program; `run` is for its self-tests, and gets
-        their seconds if they are known. `count` gets `test` or `scrub`, and
-        how each ended."""
+        """Guard a program. `run` runs its self-tests, given their length in seconds if known.
+        `count` gets `test` or `scrub`, and the outcome."""
         self._program, self._run, self._count = program, run, count
         self.mode, self.reason, self.since = Mode.NORMAL, "", time.time()
         self._moved = self._scrubbed = self._noted = time.monotonic()
@@ -61,7 +60,7 @@ class ProgramGuard:
         self._seconds: float | None = None
         """Least length of a self-test."""
         self._answer: str | None = None
-        """Digest of the outputs that a self-test has to have; None: they are not repeatable, or its
+        """Digest of the expected outputs of a self-test; None: they are not repeatable, or the
         program does not run on made-up inputs."""
         self._bytes = self._digest()
 
@@ -80,7 +79,7 @@ class ProgramGuard:
             )
 
     def note(self, run: ProgramRun, outcome: str) -> None:
-        """Note the end of a run. Misses count of streams that left a run half of its time."""
+        """Note the end of a run. A miss counts only if the run had half of its stream's time."""
         if run.lane is None or outcome not in ("run", "missed_waiting", "missed_running"):
             return
         if outcome != "run" and run.deadline - run.arrival < run.due / 2:
@@ -104,13 +103,13 @@ class ProgramGuard:
         self._woken.set()
 
     async def test(self) -> bool | None:
-        """Run on the inputs of every test, and compare the outputs; None: it cannot be tested now.
-        The first test makes the outputs that later ones have to have."""
+        """Run on the test's inputs and compare the outputs; None: it cannot be tested now. The
+        first test sets the outputs that later ones must have."""
         passed = await self._tested()
         self._count("test", "skipped" if passed is None else "passed" if passed else "failed")
         if passed is False:
             self._move(Mode.SAFE, "its self-test has other outputs than at the start")
-            self._program.confined.kill()  # What replaces it has other memory.
+            self._program.confined.kill()  # Its replacement has other memory.
         elif passed and self.mode is Mode.SAFE and self._whole:
             self._passes += 1
             if self._passes >= PASSES and time.monotonic() - self._moved > HOLD_SECONDS:
@@ -127,15 +126,15 @@ class ProgramGuard:
                 took = time.monotonic() - begun
                 self._seconds = min(took, self._seconds or took)
         except HeadraceError:
-            return None  # Too long beside streams, or its process starts again.
+            return None  # Too long for the streams' gaps, or its process is restarting.
         if first:
             self._answer = found[0] if found[0] == found[1] else None
             return True if self._answer else None
         return found[0] == self._answer
 
     async def scrub(self) -> bool:
-        """Compare the program's bytes, from which its process is started again, with those that
-        were read. Damaged ones leave it in safe mode until the server is started again."""
+        """Compare the program's bytes, from which its process is restarted, with those that were
+        read. If they are damaged it stays in safe mode until the server restarts."""
         self._whole = await asyncio.to_thread(self._digest) == self._bytes
         self._count("scrub", "passed" if self._whole else "failed")
         if not self._whole:
@@ -149,7 +148,7 @@ class ProgramGuard:
         return digest.hexdigest()
 
     async def keep(self) -> None:
-        """Test and scrub for ever."""
+        """Test and scrub forever."""
         while True:
             seconds = SAFE_TEST_SECONDS if self.mode is Mode.SAFE else TEST_SECONDS
             self._woken.clear()
@@ -163,7 +162,7 @@ class ProgramGuard:
             self._rest()
 
     def _rest(self) -> None:
-        """Return to normal if no stream has run for a while that could show that it is."""
+        """Return to normal if no stream has run for a while to confirm the mode."""
         quiet = time.monotonic() - max(self._moved, self._noted) > HOLD_SECONDS
         if self.mode is Mode.DEGRADED and quiet:
             self._missed = 0.0
@@ -171,7 +170,7 @@ class ProgramGuard:
 
 
 def _inputs(program: ServedProgram) -> Feed:
-    """Make the inputs of every test: free dimensions are 1, floats random, others 0."""
+    """Make the inputs of all tests: free dimensions are 1, floats random, others 0."""
     draw, made = np.random.default_rng(0), {}
     for name, port in program.confined.inputs.items():
         shape = [dim if isinstance(dim, int) else 1 for dim in port.dims or ()]

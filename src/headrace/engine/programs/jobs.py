@@ -1,9 +1,9 @@
 """Jobs: requests of several runs of several programs, under one deadline.
 
-A job's runs wait in the queue of all runs, with the job's arrival, class and deadline, so between
-two of them more urgent work goes first, and a job whose caller leaves ends there. Its price is the
-sum of the runs that are known to come: a run that leaves too little time for those after it is not
-begun. A job holds arrays between its runs, so only some have begun at a time.
+A job's runs wait in the queue of all runs, with the job's arrival, class and deadline. So more
+urgent work goes between two of them, and a job whose caller leaves ends there. Its price is the sum
+of its announced runs: a run that leaves too little time for the rest is not started. A job holds
+arrays between its runs, so the number of started jobs is limited.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class ProgramJob:
     begun: bool = True
     """Whether it has a turn."""
     _prices: dict[tuple[ServedProgram, Shapes], float] = field(default_factory=dict)
-    """Looked up once for all runs of one shape: a job may announce thousands."""
+    """Looked up once for all runs of a shape: a job may announce thousands."""
     _priced: set[tuple[ServedProgram, Shapes]] = field(default_factory=set)
     """Keys of the prices that are not 0."""
 
     def expect(self, program: ServedProgram, shapes: Shapes) -> float:
-        """Announce a run; return its expected length, which `run` takes. A length that was not
-        measured with these very shapes is 0: those of larger ones may add up to far too much."""
+        """Announce a run; return its expected length, which `run` takes. If it was not measured
+        with exactly these shapes it is 0: lengths of larger ones could add up to far too much."""
         key = program, shapes
         if key not in self._prices:
             self._prices[key] = program.prices.own(shapes) or 0.0
@@ -78,8 +78,8 @@ class ProgramJob:
 
     @asynccontextmanager
     async def resting(self) -> AsyncIterator[None]:
-        """Leave the turn to other jobs for the length of a block, in which this one waits for its
-        client and holds little."""
+        """Give the turn to other jobs inside a block in which this one waits for its client and
+        holds little memory."""
         self.begun = False
         self.turns.give(self.owner)
         yield
@@ -89,8 +89,8 @@ class ProgramJob:
     async def each(
         self, items: Iterable[Item], work: Callable[[Item], Coroutine[Any, Any, None]]
     ) -> None:
-        """Do the work of all items in their order, as many at a time as there are lanes. The first
-        error ends the others."""
+        """Do the work of all items in order, as many at a time as there are lanes. The first error
+        ends the others."""
         left = iter(items)
 
         async def some() -> None:
@@ -107,11 +107,11 @@ class ProgramJob:
 
 
 class JobTurns:
-    """Turns of the jobs of one class. The owner with the fewest has the next one, for its job with
-    the earliest deadline; a key leaves one turn to the others."""
+    """Turns of the jobs of one class. The owner with the fewest turns gets the next one, for its
+    job with the earliest deadline. No key may hold all turns."""
 
     def __init__(self, count: int) -> None:
-        """`count`: jobs that have begun at a time."""
+        """`count`: most jobs with a turn at a time."""
         self._free, self._most = count, max(1, count - 1)
         self._begun: Counter[str] = Counter()
         self._waiting: dict[str, list[tuple[tuple[int, float, int], asyncio.Future[None]]]] = {}
@@ -128,7 +128,7 @@ class JobTurns:
             if turn.cancelled():
                 self._discard(owner, work)
             elif turn.exception() is None:
-                self.give(owner)  # It came as its caller left.
+                self.give(owner)  # Its turn came just as its caller left.
             raise
 
     def _discard(self, owner: str, work: TimedWork) -> None:
@@ -167,7 +167,7 @@ class JobTurns:
         return turn
 
     def close(self, error: HeadraceError) -> None:
-        """Refuse all that wait."""
+        """Refuse all waiting jobs."""
         waiting, self._waiting = self._waiting, {}
         for mine in waiting.values():
             for _, turn in mine:
@@ -184,7 +184,7 @@ class ProgramJobs:
         """`on_end` is called with a job's name, its outcome (`done`, `left`, or the code of an
         error), and its seconds."""
         self._executor, self._on_end = executor, on_end
-        # Of each class its own: a batch job that waits for a lane holds up no interactive one.
+        # One for each class: a batch job that waits for a lane does not block interactive ones.
         self._turns = [JobTurns(executor.lanes.count + 2) for _ in CLASSES]
         self._prepared = [JobTurns(executor.lanes.count + 2) for _ in CLASSES]
         self._loop = asyncio.get_running_loop()
@@ -200,7 +200,7 @@ class ProgramJobs:
         prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> AsyncIterator[ProgramJob]:
         """Yield a job when its turn has come. `timeout`: seconds from now to its deadline;
-        `prepare`: work before its turn, which holds up no job that could run. Raises `Overloaded`,
+        `prepare`: work before its turn, which blocks no other job. Raises `Overloaded`,
         `DeadlineMissed`, `ShuttingDown`, and the errors of `prepare`."""
         now, outcome = self._loop.time(), "done"
         job: ProgramJob | None = None
@@ -228,7 +228,7 @@ class ProgramJobs:
     async def _ready(
         self, work: TimedWork, owner: str, prepare: Callable[[], Awaitable[None]] | None
     ) -> AsyncIterator[None]:
-        """Prepare a job. What it then holds is bounded: only some are prepared and wait."""
+        """Prepare a job. The number of prepared jobs is bounded, because they hold memory."""
         if prepare is None:
             yield
             return
@@ -242,7 +242,7 @@ class ProgramJobs:
 
     @asynccontextmanager
     async def _in_time(self, work: TimedWork) -> AsyncIterator[None]:
-        """End a job at its deadline, also while it waits and between its runs. Raises
+        """End a job at its deadline, even while it waits and between its runs. Raises
         `DeadlineMissed`."""
         clock = asyncio.timeout_at(None if work.deadline == math.inf else work.deadline)
         try:
@@ -255,6 +255,6 @@ class ProgramJobs:
             raise DeadlineMissed(f"ended at its deadline, after {took:.1f} ms") from None
 
     def close(self) -> None:
-        """Refuse the jobs that have not begun."""
+        """Refuse the jobs that have not started."""
         for turns in (*self._turns, *self._prepared):
             turns.close(ShuttingDown("the server is shutting down", retry_after=2.0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -41,6 +41,9 @@ class ProgramMetrics(Collector):
             "From the end of a run that was in time to its deadline.",
             ["model_name"],
         )
+        # Their instruments by labels, without the library's look-up.
+        self._runs_of, self._waited_of = cache(self.runs.labels), cache(self.waited.labels)
+        self._ran_of, self._slack_of = cache(self.ran.labels), cache(self.slack.labels)
         self.jobs = counter(
             "headrace_program_jobs",
             "Jobs by how they ended: done, left, or the code of an error.",
@@ -68,6 +71,17 @@ class ProgramMetrics(Collector):
             ["model_name", "kind", "outcome"],
         )
         self.registry.register(self)
+
+    def ended(
+        self, name: str, outcome: str, waited: float, seconds: float, slack: float | None
+    ) -> None:
+        """Count a run's end: it waited and ran, and was in time by `slack`."""
+        self._runs_of(name, outcome).inc()
+        self._waited_of(name).observe(waited)
+        if seconds:
+            self._ran_of(name).observe(seconds)
+        if slack is not None:
+            self._slack_of(name).observe(slack)
 
     def guarded(self, name: str, kind: str, outcome: str) -> None:
         """Count a test or a scrub of a program."""

@@ -1,5 +1,5 @@
-"""Text in pictures as a job: one run of a detector, and for each line one of a classifier, which
-says whether it is upside down, and one of a reader."""
+"""Text recognition as a job: one run of a detector; for each line one of a classifier, which
+detects upside-down text, and one of a reader."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .executor import Result, ServedProgram
 from .jobs import Beside, ProgramJob
 
 DETECTOR, CLASSIFIER, READER = "-det", "-cls", "-rec"
-"""Ends of the names of a pipeline's programs; the classifier may be absent."""
+"""Suffixes of the names of a pipeline's programs; the classifier may be absent."""
 CHARACTERS = "character"
-"""Key of the reader's metadata that lists what it reads, one a line."""
+"""Key of the reader's metadata that lists its characters, one per line."""
 
 
 class OcrPipeline:
     """The programs that read pictures under one name."""
 
     def __init__(self, name: str, programs: Mapping[str, ServedProgram]) -> None:
-        """Take the programs of this name's pipeline. Raises `UnsupportedModel` if they are no
+        """Find the programs of this name's pipeline. Raises `UnsupportedModel` if they are not
         PP-OCR."""
         self.name = name
         self.detector = programs[name + DETECTOR]
@@ -41,7 +41,7 @@ class OcrPipeline:
         self.characters = ("", *listed.split("\n"), " ")
 
     async def read(self, job: ProgramJob, picture: Picture, beside: Beside) -> list[steps.TextLine]:
-        """Read a picture's lines, in reading order. `beside` computes what lies between runs.
+        """Read a picture's lines, in reading order. `beside` computes the work between runs.
 
         Raises as `ProgramJob.run`, and `InvalidRequest` for a picture that is not read.
         """
@@ -53,7 +53,7 @@ class OcrPipeline:
         odds = _output(ran, self.detector, 1, rows, columns)
         boxes: list[Floats] = await beside(page.boxes, odds[0, 0])
         found: list[steps.TextLine | None] = [None] * len(boxes)
-        # All of them are announced before the first one runs: together they have a price.
+        # All are announced before the first one runs, so they have a common price.
         work = [(at, box, self._expected(job, box)) for at, box in enumerate(boxes)]
 
         async def line(item: tuple[int, Floats, tuple[float, float]]) -> None:
@@ -100,7 +100,7 @@ async def run_step(
     job: ProgramJob, program: ServedProgram, asked: Floats, expected: float = 0.0
 ) -> Result:
     """Run a program of a pipeline. Raises as `ProgramJob.run`, but `EngineFault` if the program
-    does not take its input: the client sent a picture."""
+    refuses its input: the client only sent a picture."""
     try:
         return await job.run(program, {next(iter(program.confined.inputs)): asked}, expected)
     except InvalidRequest as error:
@@ -131,7 +131,7 @@ def _check(program: ServedProgram) -> None:
 
 
 def _output(ran: Result, program: ServedProgram, *last: int | None) -> Array:
-    """Return a run's output. Raises `EngineFault` unless its sizes are 1 and these; None: any."""
+    """Return a run's output. Raises `EngineFault` unless its sizes are 1 and `last`; None: any."""
     (found,) = ran.values()
     wanted = 1, *last
     if found.ndim != len(wanted) or any(

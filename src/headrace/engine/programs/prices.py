@@ -8,17 +8,17 @@ from collections import OrderedDict
 from ...programs.measured import Shapes, covers
 
 MOST_BUCKETS = 256
-"""Sets of shapes whose lengths are kept: those used last."""
+"""Most sets of shapes whose lengths are kept: the last used ones."""
 NEWEST = 0.1
 """Weight of the newest run in the usual length."""
 PROBED = 0.9
-"""Factor of the usual length with each run that it refuses."""
+"""Factor on the usual length each time a run is refused because of it."""
 FORGOTTEN = 0.01
-"""Share of its distance to the usual length that the worst one loses with each run."""
+"""Share of its distance to the usual length that the worst length loses with each run."""
 
 
 class RunPrices:
-    """Seconds from a run's begin to its answer. The first run of a bucket only warms it up."""
+    """Seconds from start to answer of a run. The first run of a bucket is a warm-up."""
 
     def __init__(self) -> None:
         self._buckets: OrderedDict[Shapes, list[float]] = OrderedDict()
@@ -39,27 +39,27 @@ class RunPrices:
         found[2] = now
 
     def exceeded(self, shapes: Shapes, seconds: float, now: float = 0.0) -> None:
-        """Note that a run was stopped after `seconds`: it takes at least as long."""
+        """Note that a run was stopped after `seconds`: its length is at least that."""
         own = self._buckets.get(shapes)
         self.observe(shapes, max(seconds, own[0]) if own else seconds, now)
 
     def refused(self, shapes: Shapes) -> None:
-        """Lower the usual length by which a run was refused, so that some later one is begun and
-        measures it anew."""
+        """Lower the usual length that refused a run, so that a later run is started and measures it
+        again."""
         if found := self._bucket(shapes):
             found[0] *= PROBED
 
     def usual(self, shapes: Shapes) -> float | None:
-        """Return the usual length; None: not known."""
+        """Return the usual length; None: unknown."""
         return self._of(shapes, 0)
 
     def own(self, shapes: Shapes) -> float | None:
-        """Return the usual length of runs of these very shapes; None: not known."""
+        """Return the usual length of runs of exactly these shapes; None: unknown."""
         found = self._buckets.get(shapes)
         return found[0] if found else None
 
     def worst(self, shapes: Shapes) -> float | None:
-        """Return the longest length of late; None: not known."""
+        """Return the longest recent length; None: unknown."""
         return self._of(shapes, 1)
 
     @property
@@ -77,7 +77,7 @@ class RunPrices:
         return found[which] if found else None
 
     def _bucket(self, shapes: Shapes, which: int = 0) -> list[float] | None:
-        """Return the bucket, else the least of those as large in every dimension."""
+        """Return the bucket, else the smallest of those at least as large in every dimension."""
         if own := self._buckets.get(shapes):
             return own
         covering = (one for key, one in self._buckets.items() if one and covers(key, shapes))

@@ -1,7 +1,7 @@
 """States between the runs of a sequence: an output of one run is an input of the next.
 
-A sequence belongs to an owner and a program. It is kept until its sender ends it, leaves in the
-middle of a run, or is silent for a minute. Number and bytes are bounded, half of each for one key.
+A sequence belongs to an owner and a program. It is kept until its sender ends it, leaves during a
+run, or is silent for a minute. Number and bytes are bounded, half of each for one key.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Key = tuple[str, str, str]
 
 @dataclass(eq=False, slots=True)
 class ProgramSequence:
-    """One sequence. Its runs take turns by `turn`."""
+    """One sequence. `turn` serialises its runs."""
 
     states: dict[str, Array]
     last: float
     taken: int = 0
-    """Bytes of its states, as they are counted."""
+    """Bytes counted for its states."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     dropped: bool = False
 
 
 def unknown(key: Key) -> InvalidRequest:
-    """Return the error of a step whose sequence is not there."""
+    """Return the error of a step without its sequence."""
     return InvalidRequest(
         f"sequence {key[2]:.80} is not known: it has ended, was silent for "
         f"{SILENT_SECONDS:.0f} s, or its first request lacked sequence_start",
@@ -68,7 +68,7 @@ class Sequences:
         return len(self._kept)
 
     def start(self, key: Key, states: tuple[StateTensor, ...], now: float) -> ProgramSequence:
-        """Begin a sequence; one of this name begins anew. Raises `Overloaded`, `InvalidRequest`."""
+        """Start a sequence; replace one of the same name. Raises `Overloaded`, `InvalidRequest`."""
         if not states:
             raise InvalidRequest(
                 f"{key[1]} keeps no state, so it takes no sequence_id", param="parameters"
@@ -86,7 +86,7 @@ class Sequences:
         return made
 
     def find(self, key: Key, now: float) -> ProgramSequence:
-        """Return a sequence that goes on. Raises `InvalidRequest`."""
+        """Return a sequence to continue. Raises `InvalidRequest`."""
         self.expire(now)
         found = self._kept.get(key)
         if found is None:
@@ -96,8 +96,8 @@ class Sequences:
         return found
 
     def keep(self, key: Key, sequence: ProgramSequence, states: dict[str, Array]) -> None:
-        """Replace a sequence's states, unless it was dropped. Raises `Overloaded`, and then the
-        old ones stay."""
+        """Replace a sequence's states, unless it was dropped. Raises `Overloaded` and keeps the old
+        ones."""
         if not sequence.dropped:
             self._account(key, sequence, states)
             sequence.states = states
@@ -108,7 +108,7 @@ class Sequences:
         sequence.taken = due
 
     def drop(self, key: Key, sequence: ProgramSequence | None = None) -> None:
-        """Forget the sequence of this key, if it is there; `sequence`: only if it is this one."""
+        """Forget the sequence of this key, if any; `sequence`: only if it is this one."""
         found = self._kept.get(key)
         if found is not None and sequence in (None, found):
             del self._kept[key]
@@ -117,7 +117,7 @@ class Sequences:
             self._bytes.give(key[0], found.taken)
 
     def expire(self, now: float) -> None:
-        """Forget sequences that were silent for too long; one whose run goes on is not silent."""
+        """Forget sequences that were silent for too long; one with a running run is not silent."""
         while self._kept:
             key, first = next(iter(self._kept.items()))
             if now - first.last <= SILENT_SECONDS:

@@ -1,8 +1,8 @@
-"""Speech by a foreign program: a job of one run for each sentence.
+"""Speech synthesis by a foreign program: a job with one run per sentence.
 
-The sound of a sentence is sent while the next one is made, and each run has draws of its own from
-the request's seed, so a sound is the same streamed or not. A job whose client reads slower than it
-speaks leaves its turn to others, and holds two sentences.
+The sound of a sentence is sent while the next one is made. Each run has its own random draws from
+the request's seed, so a sound is the same streamed or not. A job whose client reads slowly gives
+its turn to others, and holds two sentences.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ LEAST_SPEED, MOST_SPEED = 0.25, 4.0
 """Bounds of `speed`, as in OpenAI's API."""
 MOST_SECONDS = 3600.0
 TOKENS = 50
-"""Tokens that a second of sound counts as, as for sounds that are heard."""
+"""Tokens counted for a second of sound, as in transcription."""
 AHEAD = 2
-"""Runs whose sound the client has not taken."""
+"""Most runs whose sound the client has not taken."""
 Beside = Callable[..., Awaitable[str]]
-"""Runs a function with its arguments off the event loop, and ends its process if its caller
-leaves: the function's `on_child` gets that."""
+"""Runs a function with its arguments off the event loop. If its caller leaves it ends the process
+that the function reported by `on_child`."""
 
 
 class ProgramSpeaker:
@@ -88,7 +88,7 @@ class ProgramSpeaker:
 
 
 def _bounded(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:  # NaN is in no bounds.
+    if not least <= value <= most:  # NaN fails every comparison.
         raise InvalidRequest(f"{name} must be from {least:g} to {most:g}", param=name)
 
 
@@ -131,7 +131,7 @@ class ProgramSpeaking(Speaking):
             work.cancel()
             await asyncio.wait({work})
             if not work.cancelled():
-                work.exception()  # It was raised, or its reader has left.
+                work.exception()  # It was raised already, or the reader has left.
 
     async def _speak(self) -> None:
         """Make all of the sound, in a job."""
@@ -157,7 +157,7 @@ class ProgramSpeaking(Speaking):
     async def _symbols(self, part: str) -> list[str]:
         """Return the phonemes of a part of the text, a string for each run."""
         voice, said = self._speaker.voice, part
-        # Slow speech is longer, and so is its run.
+        # Slow speech is longer, so its run would be, too.
         most = max(1, int(voice.most * min(1.0, self._fields["speed"])))
         if not self._fields["phonemes"]:
             said = await self._speaker.beside(voice.spoken(self._voice), part)

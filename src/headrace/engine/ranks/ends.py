@@ -1,4 +1,4 @@
-"""Ends of connections to workers outside the engine's process: a channel to each, and a way to
+"""The engine's ends of connections to workers in other processes: a channel to each, and a way to
 notice its end."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class WorkerEnd(Protocol):
     name: str
     channel: Channel
     wakes: bool
-    """Whether the worker's end wakes a wait on the channel."""
+    """Whether the end of the worker wakes a wait on the channel."""
 
     @property
     def ended(self) -> bool:
@@ -31,10 +31,10 @@ class WorkerEnd(Protocol):
         """Call `call` from a thread of its own as soon as the worker is gone."""
 
     def how(self) -> str:
-        """Return how the worker ended, as the end of a sentence that begins with its name."""
+        """Return how the worker ended, as the rest of a sentence after its name."""
 
     def close(self) -> None:
-        """Tell the worker to stop, and release it."""
+        """Stop the worker and release it."""
 
 
 class SpawnedEnd:
@@ -44,7 +44,7 @@ class SpawnedEnd:
         self, name: str, worker: str, keep: Sequence[int] = (), silent: float | None = None
     ) -> None:
         """`worker`: `module:function` that loads one, as in `engine.loop.real`; `keep`: descriptors
-        that its process gets; `silent`: seconds without a sign of life after which it is killed."""
+        it inherits; `silent`: seconds without a sign of life after which it is killed."""
         self.name = name
         self._private = PrivateFolder()
         where = address(self._private.path, "worker")
@@ -70,7 +70,7 @@ class SpawnedEnd:
 
     @property
     def killed(self) -> bool:
-        """Whether a signal ended it, so that it sent no reason."""
+        """Whether a signal ended it, so that it could not send a reason."""
         return (self._child.exit_code or 0) < 0
 
     @property

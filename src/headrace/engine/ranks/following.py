@@ -30,8 +30,8 @@ def follow(
     worker: str = REAL_WORKER,
     patience: Patience = PATIENCE,
 ) -> None:
-    """Do what rank 0 says until it says stop. Raises `EngineDead` naming the rank that ended the
-    group, `OptionError` if this one does not belong to it."""
+    """Execute rank 0's commands until it stops this rank. Raises `EngineDead` naming the rank that
+    ended the group, `OptionError` if this one does not belong to it."""
     began = time.monotonic()
     circle, channel = join(place, lambda port: joins(place, options, files, port), patience)
     wake = Wake()
@@ -39,7 +39,7 @@ def follow(
     channel.watch(wake.fileno())
 
     def load(asked: messages.Load) -> tuple[LoadedWorker, WorkerFacts]:
-        """Load the model that rank 0 decided on, with this host's files, threads and memory."""
+        """Load the model that rank 0 chose, with this host's files, threads and memory."""
         here = replace(
             asked.settings,
             rank=place.rank,
@@ -57,7 +57,7 @@ def follow(
         ended = serve(channel, load, began, check)
     except PeerGone:
         ended = None
-        deadline = time.monotonic() + 1.0  # The pulse knows how.
+        deadline = time.monotonic() + 1.0  # The pulse knows the reason.
         while not circle.lost and time.monotonic() < deadline:
             time.sleep(0.01)
         circle.check()

@@ -1,10 +1,10 @@
 """The executor of a model that several workers share: ranks, on one host or on several.
 
-Rank 0 runs in the engine's process, each other in one of its own. Every rank is a whole worker: it
+Rank 0 runs in the engine's process, every other rank in its own. Every rank is a whole worker: it
 gets every plan, keeps all tables, and computes its part of each product. So each has every step's
-outputs and draws the same tokens by itself. The results of rank 0 are the engine's. The others'
-tokens are compared with them a step later, when no request waits for it. If one rank ends, all do,
-and the error names it.
+outputs and draws the same tokens by itself. The engine uses the results of rank 0. The others'
+tokens are compared with them a step later, when no request waits for the comparison. If one rank
+ends, all do, and the error names it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from .launch import RankPlace
 from .multiproc import MultiprocExecutor
 
 SILENT = 10.0
-"""Seconds without a sign of life after which a rank of this host is ended. More than between hosts,
-so that a rank that is stopped for a moment continues normally."""
+"""Seconds without a sign of life after which a rank of this host is ended. Longer than between
+hosts, so that a briefly stopped rank can continue."""
 
 
 class GroupExecutor:
@@ -74,7 +74,7 @@ class GroupExecutor:
         return self._bell
 
     def load(self) -> WorkerFacts:
-        # On one host rank 0 may have weights to repack, and keeps them for the others to map.
+        # On one host rank 0 may have to repack weights, which the others then map.
         first = self._others if self._met.apart else []
         for other in first:
             other.begin_load()
@@ -132,7 +132,7 @@ class GroupExecutor:
                 raise other.death()
 
     def prepare_grammar(self, source: str, owner: str = "") -> bool:
-        self._compare(0)  # Their answers about grammars come after their results of steps.
+        self._compare(0)  # Their answers about grammars come after their step results.
         done = [other.prepare_grammar(source, owner) for other in self._others]
         return self._own.prepare_grammar(source, owner) and all(done)
 
@@ -170,7 +170,7 @@ class GroupExecutor:
 
 
 def same(other: StepResult, result: StepResult, rank: int, first: int = 0) -> None:
-    """Raise `EngineDead` if ranks of one stage made different tokens."""
+    """Raise `EngineDead` if ranks of one pipeline stage sampled different tokens."""
     if (other.tokens, other.error) != (result.tokens, result.error):
         raise EngineDead(f"rank {rank} made other tokens in step {result.number} than rank {first}")
 
@@ -179,8 +179,8 @@ class LocalRanks:
     """Ranks in processes of this host, which share memory."""
 
     culprit: int | None = None
-    """The rank at which an all-gather ended, if known; here the rank that ended is known
-    otherwise."""
+    """The rank that an all-gather blamed; None here, where ended ranks are noticed in other
+    ways."""
     apart = False
     """Whether each has its own copy of the weights."""
 
@@ -210,7 +210,7 @@ class LocalRanks:
         return replace(whole, rank=rank, threads=mine, commons=self._descriptor)
 
     def stop(self) -> None:
-        """Release all that wait for a rank in an all-gather."""
+        """Release all threads that wait for a rank in an all-gather."""
         self._stopped = True
         self._commons.tear()
 
@@ -219,7 +219,7 @@ class LocalRanks:
 
 
 class JoinedRanks:
-    """Ranks that a launcher has started on several hosts. They stay until the engine ends."""
+    """Ranks that a launcher has started on several hosts; they run until the engine ends."""
 
     apart = True
 
@@ -246,7 +246,7 @@ class JoinedRanks:
         return replace(whole, rank=rank, commons=self._circle.descriptor)
 
     def stop(self) -> None:
-        """Tell the other ranks which rank is lost, if there is one."""
+        """Report the lost rank, if any, to the other ranks."""
         try:
             self._circle.check()
         except EngineDead as lost:

@@ -1,5 +1,5 @@
-"""The way in which ranks that a launcher started find each other. Rank 0 awaits the others, and all
-are connected to all before a weight is loaded.
+"""The rendezvous of ranks that a launcher started. Rank 0 awaits the others, and all are connected
+to all before any weight is loaded.
 
     rank r → 0     Joins: its identity and the model that it would serve
     0 → rank r     Peers: the addresses of the others; or Failed, if it differs from rank 0
@@ -48,17 +48,17 @@ PATIENCE = Patience()
 
 @dataclass(slots=True)
 class Circle:
-    """All ranks, connected: this rank's shared memory and links to them, and which are lost."""
+    """All ranks, connected: this rank's shared memory, its links to them, and the lost ones."""
 
     place: RankPlace
     names: Sequence[str]
     """By rank, with its address."""
     descriptor: int
-    """Descriptor of this rank's shared-memory arena, which is its own."""
+    """Descriptor of this rank's own shared-memory arena."""
     commons: Commons
     wire: Wire
     lost: dict[int, str] = field(default_factory=dict)
-    """Reasons of the ranks that are gone, the first one first."""
+    """Reasons by lost rank, the first loss first."""
     calls: list[Callable[[int, str], None]] = field(default_factory=list)
     _pulse: Pulse | None = None
     _connections: Sequence[Arrival] = ()
@@ -89,12 +89,12 @@ class Circle:
             call(rank, why)
 
     def check(self) -> None:
-        """Raise `EngineDead`, naming the rank that is lost, if there is one."""
+        """Raise `EngineDead` naming the first lost rank, if there is one."""
         for rank, why in self.lost.items():
             raise EngineDead(f"{self.names[rank]} {why}")
 
     def close(self) -> None:
-        """Close all connections; no thread may be in a step any more."""
+        """Close all connections; no thread may be in a step."""
         if self._pulse is not None:
             self._pulse.close()
         self.commons.tear()
@@ -122,7 +122,7 @@ def lead(
     `call`, given the port, lets them come. Raises `EngineDead` naming ranks that do not come,
     `OptionError` naming a rank that differs from this one, and any error that a peer sends instead.
     """
-    # Without a key only this host can come.
+    # Without a key only processes of this host can connect.
     host = "" if place.key else place.leader.host
     door = Door.open(host, place.leader.port, place.key)
     place = replace(place, leader=HostPort(place.leader.host, door.port))
@@ -151,10 +151,10 @@ def lead(
         circle = Circle.of(place, names, came_all, patience)
     except BaseException as error:
         for channel in channels.values():
-            told = (
+            fault = (
                 error if isinstance(error, EngineDead | OptionError) else EngineDead("rank 0 ends")
             )
-            _tell(channel, told)
+            _tell(channel, fault)
         raise
     finally:
         door.close()
@@ -202,7 +202,7 @@ def _admitted(
         if not before.lost:
             _tell(channel, OptionError(f"{name} is there already", param="layout"))
             return None
-        before.close()  # It died, and was started again.
+        before.close()  # It died and was restarted.
     return channel, said.port
 
 

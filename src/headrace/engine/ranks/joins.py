@@ -1,4 +1,4 @@
-"""Messages between ranks that a launcher started, before they work: see `joining`."""
+"""Messages of the rendezvous between ranks that a launcher started: see `joining`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Joins(msgspec.Struct, array_like=True, tag=True):
     ranks: int
     version: str
     kernels: str
-    """Digest of their sources."""
+    """Digest of the kernels' sources."""
     layout: str
     weights: str
     """Digest of the model's files."""
     port: int
-    """Port where it awaits ranks after it."""
+    """Port where it awaits the ranks after it."""
 
 
 class RanksAsked(msgspec.Struct):
-    """A request to Ray for all ranks of a layout but the first, which asks."""
+    """A request to Ray for all ranks of a layout except the first, which asks."""
 
     options: EngineOptions
     """Options of each rank, with its threads."""
@@ -36,7 +36,7 @@ class Peers(msgspec.Struct, array_like=True, tag=True):
     """The answer once all ranks have come."""
 
     addresses: list[tuple[str, int]]
-    """Address of each rank, but for the first, which all know."""
+    """Address of each rank except the first, which all know."""
 
 
 ToRank = Peers | messages.ToWorker

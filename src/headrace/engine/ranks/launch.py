@@ -17,7 +17,7 @@ from ...base.layout import Layout
 from ...dist.hosts import HostPort
 
 PORT = 29500
-"""Port where rank 0 awaits the others, unless the launcher names one."""
+"""Port where rank 0 awaits the others, if the launcher names none."""
 MOST_RANKS = 64
 _KEY_BYTES = 32
 
@@ -51,7 +51,7 @@ def place_of(options: EngineOptions, said: Mapping[str, str] | None = None) -> R
 
 
 def _placing(options: EngineOptions) -> RankPlace:
-    """Return the place of rank 0, which has others placed: they get its address and a fresh key."""
+    """Return the place of rank 0; the ranks that it places get its address and a fresh key."""
     if options.rank_key is not None:
         raise OptionError("launcher ray makes a key for each start", param="rank_key")
     layout = Layout.parse(options.layout)
@@ -65,7 +65,7 @@ def _torchrun(said: Mapping[str, str]) -> tuple[int, int, HostPort] | None:
     if not said.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR"}:
         return None
     port = _number(said, "MASTER_PORT", PORT)
-    # There the agent listens itself, for stores of PyTorch.
+    # The agent itself listens there, for PyTorch's stores.
     port += said.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     leader = HostPort(said["MASTER_ADDR"], port)
     return _number(said, "RANK"), _number(said, "WORLD_SIZE"), leader
@@ -83,7 +83,7 @@ def _slurm(said: Mapping[str, str]) -> tuple[int, int, HostPort] | None:
         return None
     nodes = said.get("SLURM_STEP_NODELIST") or said.get("SLURM_JOB_NODELIST", "")
     host = said.get("MASTER_ADDR") or first_node(nodes)
-    # Jobs that share a node have ports of their own.
+    # Jobs that share a node have different ports.
     port = _number(said, "MASTER_PORT", PORT + _number(said, "SLURM_JOB_ID", 0) % 10_000)
     return _number(said, "SLURM_PROCID"), _number(said, "SLURM_NTASKS"), HostPort(host, port)
 

@@ -23,8 +23,8 @@ def in_processes(
     *,
     share_pool: bool,
 ) -> MultiprocExecutor | GroupExecutor:
-    """Make the executor of a worker in a process of its own, or of several that share the model.
-    `share_pool` is for one. Raises as `joining.lead`."""
+    """Make the executor of one worker in its own process, or of several that share the model.
+    `share_pool` applies to one worker only. Raises as `joining.lead`."""
     layout = Layout.parse(options.layout)
     if layout == ONE:
         return MultiprocExecutor(files, settings, worker, share_pool=share_pool)

@@ -1,7 +1,7 @@
 """The executor with a worker in a process of its own.
 
-Nothing waits in a thread: a caller that needs a result pumps the channel, and a pidfd wakes it at
-once when the worker dies.
+No thread waits: a caller that needs a result pumps the channel, and a pidfd wakes it when the
+worker dies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...worker.elsewhere import PoolElsewhere  # Imports arrays.
 
 _PREPARED = 32
-"""Most grammars that the engine remembers the worker to have; fewer than the worker keeps."""
+"""Most grammars assumed to be in the worker; fewer than it keeps."""
 _POLL = 0.25
 """Seconds between checks of the worker on a system without pidfd."""
 _ASK_AGAIN = 0.5
@@ -37,7 +37,7 @@ _ASK_AGAIN = 0.5
 
 
 class MultiprocExecutor:
-    """The executor that speaks to `engine.ranks.worker_process`."""
+    """The executor that talks to `engine.ranks.worker_process`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class MultiprocExecutor:
         share_pool: bool = False,
     ) -> None:
         """`worker`: `module:function` that loads one, as in `engine.loop.real`, or the end of a
-        running one; `share_pool`: its pool lies where this process can read and write it."""
+        running one; `share_pool`: put its pool where this process can read and write it."""
         self._files = files
         self._settings = settings
         self.pool: PoolElsewhere | None = None
@@ -65,10 +65,10 @@ class MultiprocExecutor:
         self._channel = self.end.channel
         self._waiting: deque[_Coming] = deque()
         self._asked: deque[int] = deque()
-        """Hashes of the grammars that the worker was asked for and has not answered."""
+        """Hashes of the grammars asked of the worker and not answered yet."""
         self._prepared: OrderedDict[int, None] = OrderedDict()
         self._compiling: dict[int, float] = {}
-        """Hashes of the grammars that it has not compiled yet, and the time when it was asked."""
+        """Hash of each grammar that it has not compiled yet → the time of the request."""
         self._closed = False
         self._rung = Wake()
         self._any: AnyBell | None = None
@@ -124,7 +124,7 @@ class MultiprocExecutor:
         return coming
 
     def prepare_grammar(self, source: str, owner: str = "") -> bool:
-        """Ask the worker, and again when it says that one is done; never wait for an answer."""
+        """Ask the worker, and again when it reports a finished one; never wait for an answer."""
         self.listen()
         name, now = hash(source), time.monotonic()
         if name in self._prepared:
@@ -142,7 +142,7 @@ class MultiprocExecutor:
         """Take the worker's messages between steps; return whether there were any. Raises as
         results do."""
         if self._waiting:
-            return False  # A result comes first: its taker also takes the messages before it.
+            return False  # A result is first in line; its taker also takes the messages before it.
         said = self._channel.receive(0.0)
         for message in said:
             if not self._heard(message):
@@ -160,7 +160,7 @@ class MultiprocExecutor:
 
     def _about_adapter(self, message: messages.LoadAdapter | messages.UnloadAdapter) -> None:
         while self._waiting:
-            self.pump()  # Results come in order, and so does the answer.
+            self.pump()  # Results come in order, and the answer after them.
         try:
             self._channel.send(message)
         except PeerGone:
@@ -202,7 +202,7 @@ class MultiprocExecutor:
             if message is None:
                 if not self.end.ended:
                     continue
-                message = self._channel.receive_one(0.05)  # Its last words, if any.
+                message = self._channel.receive_one(0.05)  # Its last message, if any.
                 if message is None:
                     raise self.death()
             if isinstance(message, messages.Failed):
@@ -213,7 +213,7 @@ class MultiprocExecutor:
             return message
 
     def death(self) -> EngineDead:
-        """Return the end of the process as an error."""
+        """Return the end of the worker's process as an error."""
         if self.pool is not None:
             self.pool.gaps.step_ended()  # Nothing waits for the end of that step any more.
         return EngineDead(f"{self.end.name} {self.end.how()}")
@@ -232,7 +232,7 @@ class MultiprocExecutor:
 
 @dataclass(frozen=True, slots=True)
 class _Bell:
-    """Messages that the worker sends unasked."""
+    """Unrequested messages of the worker."""
 
     _channel: Channel
     _listen: Callable[[], bool]
@@ -245,7 +245,7 @@ class _Bell:
 
 
 class _Coming:
-    """A result that is taken from the channel when it is asked for."""
+    """A result that is read from the channel on demand."""
 
     __slots__ = ("_executor", "value")
 

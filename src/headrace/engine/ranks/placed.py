@@ -1,4 +1,4 @@
-"""Ranks that Ray places for this engine, by a process of its own: `placing`.
+"""Ranks that Ray places for this engine, through a separate process: `placing`.
 
 Ray's library ends its process when its cluster is lost, so the serving processes do not load it.
 """
@@ -25,7 +25,7 @@ ASKED = "asked"
 
 
 class PlacedRanks(JoinedRanks):
-    """Ranks that begin with this engine and end with it."""
+    """Ranks that start and end with this engine."""
 
     def __init__(self, place: RankPlace, mine: Joins, options: EngineOptions) -> None:
         """Raises as `joining.lead`, and any error that keeps Ray from placing them."""
@@ -40,7 +40,7 @@ class PlacedRanks(JoinedRanks):
 
     def _call(self, port: int) -> None:
         given = self._options
-        # Paths are resolved in another place.
+        # Paths are resolved in another working directory.
         asked = replace(
             given,
             threads=given.threads or cpu().physical_cores,

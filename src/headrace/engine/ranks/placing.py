@@ -30,7 +30,7 @@ from .placed import ASKED
 REACH_SECONDS = 30.0
 """Most seconds until the cluster answers."""
 PLACE_SECONDS = 240.0
-"""Most seconds until there is room for all, which a growing cluster may have to make."""
+"""Most seconds until there is room for all, including the growth of the cluster."""
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def tell(asked: RanksAsked, error: HeadraceError) -> None:
-    """Send rank 0 an error while it awaits the others; later it notices by itself."""
+    """Send rank 0 an error while it awaits the others; later errors it notices by itself."""
     port = asked.first.leader.port
     try:
         end = dial(HostPort("127.0.0.1", port), asked.first.key, Use.CONTROL, 0, seconds=0.5)
@@ -63,7 +63,7 @@ def place(asked: RanksAsked) -> None:
     """Run all ranks until they end. Raises `OptionError` without a cluster and `EngineDead` without
     room in it. An error that ends a rank is sent by `tell`."""
     ray = needed("ray", "ranks that Ray places", "ray")
-    late = threading.Timer(REACH_SECONDS, _unreached, [asked])  # Ray itself retries for ever.
+    late = threading.Timer(REACH_SECONDS, _unreached, [asked])  # Ray itself retries forever.
     late.daemon = True
     late.start()
     try:
@@ -78,7 +78,7 @@ def place(asked: RanksAsked) -> None:
     here = ray.util.get_node_ip_address()
     threads, first = asked.options.threads, asked.first
     share = {"CPU": threads}
-    # Rank 0 is here already, so its share is taken, too.
+    # Rank 0 runs here already, so its share is taken.
     shares = [{**share, f"node:{here}": 0.001}] + [share] * (first.ranks - 1)
     group = ray.util.placement_group(shares, strategy="SPREAD")
     if not group.wait(PLACE_SECONDS):

@@ -18,7 +18,7 @@ from ...models.registry import describe
 def shared_by(
     layout: Layout, options: EngineOptions, files: ModelFiles, device: str, threads: int
 ) -> str:
-    """Return how ranks share this model, as a reason. Raises `OptionError` if they cannot."""
+    """Explain how ranks share this model. Raises `OptionError` if they cannot."""
     for holds, why in (
         (layout.dp == 1, "replicas are servers of their own, behind `headrace route`"),
         (device == "cpu", f"ranks are served on a CPU, not on {device}"),

@@ -1,11 +1,11 @@
 """The executor of a model whose layers are divided among processes: stages, on one host or several.
 
-A stage is a process, or ranks that share its layers. The first rank of all is in the engine's
-process, each other in one of its own. Every rank gets every plan and keeps all tables. Rows of the
-residual stream go from one stage to the next inside their native steps, from each rank to the one
-in its place. The last stage samples, and its results are the engine's. As many plans are in flight
-as there are stages, each with other sequences: while a stage computes one plan, the next stage
-computes the plan before.
+A stage is a process, or ranks that share its layers. The first rank runs in the engine's process,
+every other one in its own. Every rank gets every plan and keeps all tables. Rows of the residual
+stream go from one stage to the next inside their native steps, from each rank to the corresponding
+one. The last stage samples, and the engine uses its results. As many plans are in flight as there
+are stages, each with different sequences: while a stage computes one plan, the next stage computes
+the previous plan.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StagesExecutor(GroupExecutor):
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """A step that was sent to all stages."""
+    """A step sent to all stages."""
 
     _executor: StagesExecutor
     _plan: StepPlan

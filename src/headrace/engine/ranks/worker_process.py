@@ -27,7 +27,7 @@ _HOT = 1e-3
 
 
 def main(given: list[str] | None = None) -> None:
-    """`given`: arguments, instead of those of the command."""
+    """`given`: arguments, instead of those of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("address")
     parser.add_argument("--worker", required=True)
@@ -49,8 +49,8 @@ def serve(
     spawned: float,
     check: Callable[[], None] = lambda: None,
 ) -> HeadraceError | None:
-    """Do what the engine says until it says stop; return the error that ended it otherwise, which
-    is also sent to the engine.
+    """Execute the engine's commands until it says stop; return an error that ended it instead,
+    which the engine gets, too.
 
     `spawned`: the monotonic clock when this process began. `check` is called when it wakes without
     a message, and raises if it must end. Raises `PeerGone` if the engine is gone.
@@ -122,8 +122,8 @@ def serve(
 
 
 def _soon(channel: Channel) -> Any:
-    """Return the next message. Other ranks wait for its result, so this polls for a while: one that
-    follows the last closely finds it awake."""
+    """Return the next message. Polls for a while: other ranks wait for its result, and a message
+    that follows soon finds it awake."""
     end = time.monotonic() + _HOT
     while time.monotonic() < end:
         message = channel.receive_one(0.0)
@@ -133,7 +133,7 @@ def _soon(channel: Channel) -> Any:
 
 
 def _load_adapter(worker: LoadedWorker, name: str, path: str) -> messages.AdapterDone:
-    """Load an adapter; an error of the adapter does not end the process."""
+    """Load an adapter; an adapter's error does not end the process."""
     try:
         worker.load_adapter(name, path)
     except HeadraceError as error:

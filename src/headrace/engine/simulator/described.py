@@ -1,9 +1,8 @@
 """Descriptions of a model for the roofline, the simulator, the planner and the bench.
 
-A file is described by the bytes of its own tensors. That holds also for a family that is not
-served, a file in parts, or a header alone. A `config.json` (alone, in a folder without weights, or
-of a hub id) and the known architectures have their published formats. Another name of the catalog
-stands for its file.
+A file is described by the sizes of its tensors, even if its family is not served, it is in parts,
+or only its header exists. A `config.json` (alone, in a folder without weights, or of a hub id) and
+the known architectures get their published formats. Any other catalog name stands for its file.
 """
 
 from __future__ import annotations
@@ -39,6 +38,9 @@ from ...roofline.routing import typical_skew
 from ...roofline.weights import WeightBytes, parse_format
 from ..loop.prediction import serving_types, stored_weights
 
+VARIANT = re.compile(r"-(instruct|chat|it|hf|fp8|bf16)\b.*")
+"""End of a repository's name that no name of an architecture has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Described:
@@ -66,7 +68,13 @@ def describe_model(name: str) -> Described:
         return Described(*known(name.lower()), "known architecture")
     hub = split_hub_name(name)
     if hub is not None and not path.exists() and name not in CATALOG:
-        return _of_hub(name, *hub)
+        try:
+            return _of_hub(name, *hub)
+        except DownloadError as error:
+            published = VARIANT.sub("", hub[0].rpartition("/")[2].lower())
+            if near := nearest(published, KNOWN):
+                raise DownloadError(f"{error.message}{near} (known without a file)") from None
+            raise
     if path.is_file() and path.suffix == ".gguf":
         return _of_gguf(path, name)
     try:
@@ -76,9 +84,10 @@ def describe_model(name: str) -> Described:
             return _of_config(path / "config.json")
         raise
     except ModelNotFound as error:
-        near = "" if "did you mean" in error.message else nearest(name.lower(), KNOWN)
+        near = nearest(name.lower(), [*KNOWN, *CATALOG])
         more = f"{near}; known without a file: {', '.join(KNOWN)}; or a config.json"
-        raise ModelNotFound(error.message + more, param="model") from None
+        said = error.message.partition("; did you mean")[0]
+        raise ModelNotFound(said + more, param="model") from None
     return Described(files.arch, stored_weights(files), "file", files)
 
 
@@ -91,7 +100,7 @@ def make_case(
     layout: Layout | None = None,
     skew: float | None = None,
 ) -> Case:
-    """Make the case of a model on a device; missing options are as stored, or as a server's
+    """Make the case of a model on a device; missing options are as stored, or a server's
     defaults."""
     found = describe_model(model) if isinstance(model, str) else model
     wide = kv_wide = "float32" if device.kind == "cpu" else "bfloat16"
@@ -116,8 +125,8 @@ def _of_config(path: Path) -> Described:
 
 
 def _of_gguf(path: Path, name: str) -> Described:
-    """Describe a file that can be served, or the header of any other: cut off, in parts,
-    unserved."""
+    """Describe a file that can be served, or only the header of another: cut off, in parts, not
+    served."""
     first = GgufFile(path, complete=False)
     files = _parts(path, first.metadata.get("split.count"))
     if len(files) == 1 and first.complete:
@@ -147,7 +156,7 @@ def _parts(path: Path, count: object) -> list[Path]:
 
 
 def _of_hub(name: str, repo: str, selector: str) -> Described:
-    """Read a repository's files if its weights are here, else fetch only its config."""
+    """Describe a repository by its files if its weights are here, else fetch only its config."""
     try:
         files = open_model(name, offline=True)
         return Described(files.arch, stored_weights(files), "file", files)

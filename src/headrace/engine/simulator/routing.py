@@ -1,8 +1,8 @@
 """Policies that choose the replica of a request, for the live router and the simulator.
 
-A policy sees a request's prompt and a replica's number and load, and keeps its own state. It knows
-no clock and draws nothing: the same calls give the same choices. So a trace of the live router can
-be decided again.
+A policy sees a request's prompt and a replica's number and load, and keeps its own state. It uses
+no clock and no random numbers: the same calls give the same choices. So a trace of the live router
+can be replayed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MOST_PREFIXES = 1 << 20
 """Most prefixes of its own choices that a policy remembers; the least recently seen go first."""
 
 SLICE = 1 << 14
-"""Prefixes examined in one go when a replica is forgotten: some milliseconds."""
+"""Prefixes handled at a time when a replica is forgotten: some milliseconds."""
 
 
 class Prompted(Protocol):
@@ -23,7 +23,7 @@ class Prompted(Protocol):
 
     @property
     def prefixes(self) -> Sequence[int]:
-        """Names of the beginnings of its prompt, the shortest first."""
+        """Names of the prefixes of its prompt, the shortest first."""
 
 
 class Loaded(Protocol):
@@ -31,7 +31,7 @@ class Loaded(Protocol):
 
     @property
     def number(self) -> int:
-        """Its name among all replicas, which it keeps while others come and go."""
+        """Its permanent number among all replicas."""
 
     @property
     def load(self) -> int:
@@ -42,7 +42,7 @@ Place = TypeVar("Place", bound=Loaded)
 
 
 class Router(Protocol):
-    """A policy that chooses a request's replica among those that may get it (at least one)."""
+    """A policy that chooses a request's replica among the allowed ones (at least one)."""
 
     def choose(self, request: Prompted, replicas: Sequence[Place]) -> Place: ...
 
@@ -58,10 +58,10 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The replica with the fewest requests that have not ended; equals take turns.
+    """The replica with the fewest requests that have not ended; ties are broken in turn.
 
-    Always taking the first of equals gave longer tails: at a load where many are idle, the same few
-    get every burst.
+    Always taking the first gave longer tails: with many idle replicas, the same few got every
+    burst.
     """
 
     def __init__(self) -> None:
@@ -79,12 +79,12 @@ class LeastLoaded:
 
 
 class PrefixAffinity:
-    """The replica with the longest prefix of the prompt, unless it has too much to do.
+    """The replica with the longest prefix of the prompt, unless it is overloaded.
 
-    A replica may report its prefixes (`told`); then its report decides. This policy's own choices
-    then count only until the replica, still at work, has reported them. For a replica that reports
-    nothing, the policy remembers the requests that it got. The least loaded replica replaces one
-    with more than `slack` times the mean load (and two more), and one that may get nothing now.
+    A replica may report its prefixes (`told`); then its report decides. The policy's own choices
+    then count only until the working replica has reported them. For a replica without reports, the
+    policy remembers its requests. A replica with more than `slack` times the mean load plus two, or
+    one that may get nothing now, is replaced by the least loaded one.
     """
 
     def __init__(self, slack: float = 1.25, most: int = MOST_PREFIXES) -> None:
@@ -111,7 +111,7 @@ class PrefixAffinity:
         self._lose(replica, gone)
 
     def silent(self, replica: int) -> None:
-        """Forget a replica's reports: it sends none any more."""
+        """Forget the reports of a replica, which no longer sends any."""
         for _ in self.forget(replica):
             pass
 

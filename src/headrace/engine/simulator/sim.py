@@ -1,14 +1,14 @@
 """Engines on virtual time: the real scheduler and the real KV manager, steps timed by the roofline.
 
 No device and no sleeping: a heap of events. One replica is one engine (its loop is that of
-`engine.loop.core`: fill up to `depth`, land the oldest). A cluster is many of them after a router,
+`engine.loop.core`: fill up to `depth`, land the oldest). A cluster is many of them and a router,
 all alike or split into a prefill and a decode pool. The same input gives the same output.
 
-With a law of drafts (`draft_law`) steps verify as many as the real prices choose. These are the
-roofline's at first and learn from the steps as in an engine.
+With a law of drafts (`draft_law`) steps verify as many drafts as the real prices choose. These
+prices start as the roofline's and learn from the steps as in an engine.
 
 Not simulated: the cost of HTTP and text beyond a constant, process groups that wait for each other,
-a death that is noticed late (connections that stay open without an answer).
+deaths noticed late (open connections without an answer).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from .sim_replica import (
 )
 
 HANDOVERS = ("always", "pays")
-"""Prompts that a prefill pool computes: all, or those for which the live rule says so."""
+"""Prompts that a prefill pool computes: all, or those that the live rule chooses."""
 
 
 MIGRATIONS = 2
-"""Deaths that one request survives, as at the gateway."""
+"""Deaths that a request survives, as at the gateway."""
 NOBODY = "no server is ready for this request"
 
 
@@ -76,17 +76,17 @@ class Losses:
     """The cost of failures."""
 
     down: list[tuple[float, float]] = field(default_factory=list)
-    """Times without a replica, from its death to its return."""
+    """Intervals without a replica, from its death to its return."""
     moved: int = 0
-    """Times that a request went on at another replica."""
+    """Times that a request continued at another replica."""
     repeated_tokens: int = 0
-    """Output tokens that clients had and that were computed again."""
+    """Output tokens computed again that clients already had."""
     failed: int = 0
-    """Requests that ended with an error: too many deaths, or no replica was left."""
+    """Requests that ended with an error: too many deaths, or no replica left."""
 
 
 class Chooser(Protocol):
-    """A policy of `routing`, or one that uses more of a simulated replica."""
+    """A policy of `routing`, or one that reads more of a simulated replica."""
 
     def choose(self, request: SimRequest, replicas: Sequence[Replica]) -> Replica: ...
 
@@ -94,11 +94,11 @@ class Chooser(Protocol):
 Requests = Iterable[tuple[float, SimRequest]]
 """(time, request), in the order of the times."""
 Follow = Callable[[SimAnswer], Requests]
-"""The requests that follow an ended one: a user's next turn."""
+"""Returns the requests that follow an ended one: a user's next turn."""
 
 
 class Cluster:
-    """Replicas after a router; with `prefill` > 0 the first `prefill` replicas only prefill."""
+    """A router and its replicas; with `prefill` > 0 the first `prefill` replicas only prefill."""
 
     def __init__(
         self,
@@ -114,14 +114,14 @@ class Cluster:
         failures: Failures | None = None,
         warm: bool = False,
     ) -> None:
-        """`warm`: it may begin with requests in work (`run`).
+        """`warm`: it may start with requests in work (`run`).
 
-        `course`: 0 gives each request the gateway's mean time. Every other number gives times of
-        its own, exponential with that mean, and interruptions of its own.
+        `course`: 0 gives each request the gateway's mean time. Any other number is a seed of
+        exponential times with that mean, and of interruptions.
 
-        `told_after`: seconds until the router learns the changes of a replica's cache; None: it
-        never does. `handover`: one of `HANDOVERS`. A request on a replica that dies (`failures`)
-        starts again at another, and the tokens that the client has are left out.
+        `told_after`: seconds until the router learns the changes of a replica's cache; None: never.
+        `handover`: one of `HANDOVERS`. If a replica dies (`failures`), its requests start again at
+        another, without the tokens that the clients have.
         """
         if not 0 <= prefill < replicas:
             raise OptionError(
@@ -161,11 +161,11 @@ class Cluster:
         self._second = LeastLoaded()
         self._told_after = told_after if isinstance(self._router, PrefixAffinity) else None
         self.answers: dict[str, SimAnswer] = {}
-        """Answers in work, by the names of their requests."""
+        """Answers in work, by request name."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._gateways = [0.0] * len(self._prefill)
-        """Times when each is free."""
+        """Times when each becomes free."""
         self._dirty: dict[int, Replica] = {}
         hardware = spec.hardware
         link = (hardware.link_bandwidth or hardware.bandwidth) * hardware.efficiency.network
@@ -193,12 +193,12 @@ class Cluster:
         self._groups.append(group)
 
     def _living(self) -> None:
-        """Note which replicas may get requests now."""
+        """Update the replicas that may get requests."""
         self._prefill = [one for one in self.replicas if one.lives and one.role != "decode"]
         self._decode = [one for one in self.replicas if one.lives and one.role == "decode"]
 
     def stop(self) -> None:
-        """End `run` after the events of this moment; requests in work stay without an answer."""
+        """End `run` after the events of this moment; requests in work stay unanswered."""
         self._stopped = True
 
     def run(
@@ -209,10 +209,10 @@ class Cluster:
         started: Iterable[SimRequest] = (),
     ) -> list[SimAnswer]:
         """Run; return all answers in the order of their ends, or none if `follow` takes them. A
-        request is asked for when the one before it has come, so no more are kept than are in work.
+        request is taken when the one before it has arrived, so only those in work are kept.
 
-        `started`: requests that came before the start, to a `warm` cluster. Their prompts, with the
-        tokens that they have of their answers, are in the KV cache, and their next tokens follow.
+        `started`: requests that arrived before the start, for a `warm` cluster. Their prompts and
+        answers so far are in the KV cache, and their next tokens follow.
         """
         self._follow = follow or self._keep
         if self._warm:
@@ -254,7 +254,7 @@ class Cluster:
         return ()
 
     def _next(self) -> None:
-        """Submit the next of the requests that come by themselves."""
+        """Submit the next independent request."""
         for time, request in itertools.islice(self._coming, 1):
             if time < self.clock.now:
                 raise HeadraceError(f"request {request.id} is older than the one before it")
@@ -267,7 +267,7 @@ class Cluster:
         self._at(time, lambda: self._enter(answer))
 
     def _enter(self, answer: SimAnswer) -> None:
-        """Pass a request through its gateway; each replica has one, which does one request at a
+        """Pass a request through its gateway; each replica has one, which handles one request at a
         time."""
         seconds = self.spec.hardware.loop.gateway_seconds
         if self._course:
@@ -323,7 +323,7 @@ class Cluster:
         self._end(answer)
 
     def _move(self, answer: SimAnswer) -> None:
-        """Move a request whose replica died to another, which computes all of it again."""
+        """Move a request whose replica died to another, which computes it from the start."""
         answer.deaths += 1
         if answer.deaths > MIGRATIONS:
             self._fail(answer, "its replica died, and so did others before")
@@ -340,7 +340,7 @@ class Cluster:
 
     def _die(self, group: list[Replica]) -> None:
         if self.failures is None or not self.answers:
-            return  # The run is over.
+            return  # The run has ended.
         now, router = self.clock.now, self._router
         back = now + self.failures.restart_seconds
         self.losses.down.append((now, back))
@@ -364,8 +364,8 @@ class Cluster:
         """Report the changes of the replica's cache to the router."""
         news, router = replica.kv.holdings.take(), self._router
         if news is not None and isinstance(router, PrefixAffinity):
-            told = (replica.number, news.held, news.gone)
-            self._at(self.clock.now + after, lambda: router.told(*told))
+            change = (replica.number, news.held, news.gone)
+            self._at(self.clock.now + after, lambda: router.told(*change))
 
     def _step_done(self, replica: Replica, life: int) -> None:
         if life != replica.life:
@@ -374,7 +374,7 @@ class Cluster:
         self._deliver(replica, replica.land())
 
     def _deliver(self, replica: Replica, deltas: Iterable[SequenceDelta | Work]) -> None:
-        """Give clients a step's tokens; work stands for one of its own."""
+        """Give clients a step's tokens; a `Work` stands for one token of its own."""
         now = self.clock.now + replica.spec.hardware.loop.answer_seconds
         answers, decodes, bare = self.answers, replica.role == "decode", 0
         for one in deltas:
@@ -388,7 +388,7 @@ class Cluster:
                     continue
                 delta = one.news()
                 delta.tokens = ONE
-            self.tokens += bare  # Before anybody looks.
+            self.tokens += bare  # Before any callback looks.
             bare = 0
             answer = answers.get(delta.request_id)
             if answer is None:
@@ -426,7 +426,7 @@ class Cluster:
             self._fail(answer, NOBODY)
             return
         target = self._second.choose(request, self._decode)
-        target.outstanding += 1  # So that requests at the same time go elsewhere.
+        target.outstanding += 1  # So that simultaneous requests go elsewhere.
         life = target.life
 
         def receive(whole: bool) -> None:
@@ -446,7 +446,7 @@ class Cluster:
         return len(request.prompt) * kv_bytes_of_all(case.arch, case.kv_dtype)
 
     def _choice(self, request: SimRequest, replica: Replica) -> SplitChoice:
-        """Return the costs of its prompt, computed by a decode replica or before it; like
+        """Return the costs of computing its prompt on a decode replica or in the prefill pool; like
         `kv.handover`, but nothing counts as cached."""
         decoding, admitted = replica.scheduler.pressure
         computing = replica.computing(len(request.prompt))

@@ -1,9 +1,9 @@
 """Links between simulated replicas: concurrent transfers of KV share their bandwidth.
 
 Each replica has one port out and one port in, as fast as its link. A transfer gets an equal share
-of both its ports, and the smaller of the two is its speed. If a transfer is slower at its other
-end, the rest of a port's share stays unused. So crowded links appear a little too slow, never too
-fast. With one transfer at a time it is size / bandwidth + latency.
+of both its ports; the smaller share is its speed, and the rest of the larger one stays unused. So
+crowded links appear a little too slow, never too fast. A single transfer takes size / bandwidth +
+latency.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ DONE = 1e-9
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """Bytes on their way from a replica to another, by their numbers."""
+    """Bytes on their way between two replicas, by number."""
 
     source: int
     target: int
     size: float
     arrive: Callable[[bool], None]
-    """Callback with whether it came whole: False if either end died."""
+    """Callback with whether it arrived: False if either end died."""
     left: float = 0.0
     rate: float = 0.0
 
@@ -40,13 +40,13 @@ class Ports:
         clock: Callable[[], float],
         at: Callable[[float, Callable[[], None]], None],
     ) -> None:
-        """`bandwidth` of a port in bytes/s; `latency` in seconds, from the last byte on."""
+        """`bandwidth` of a port in bytes/s; `latency` in seconds, after the last byte."""
         self._bandwidth, self._latency = bandwidth, latency
         self._clock, self._at = clock, at
         self._moving: list[Transfer] = []
         self._since = 0.0
         self._plans = 0
-        """Number of plans. A wake-up of an older plan is ignored: rates have changed since."""
+        """Number of plans. A wake-up of an older plan is ignored, since rates have changed."""
 
     def send(self, transfer: Transfer) -> None:
         """Begin a transfer now."""

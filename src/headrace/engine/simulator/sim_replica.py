@@ -24,17 +24,17 @@ from ..loop.draft_law import LENGTHS, DraftLaw, verifying
 TOKEN = 1
 """The token of every simulated answer, so that a next turn finds it in the prefix index."""
 ONE, NONE = [TOKEN], list[int]()
-"""Tokens of an entry, which nothing changes: with a sample, and without."""
+"""Shared, constant token lists of an entry: with a sample, and without."""
 
 GRAIN = 128
-"""Tokens between two names of a prompt's beginnings: about 512 bytes, as in a live router."""
+"""Tokens between two names of a prompt's prefixes: about 512 bytes, as in a live router."""
 
 DECODE_BUDGET = 1 << 20
 """Tokens per step of a decode pool, whose prompts are not computed but received."""
 FILLING = 1 << 30
-"""Tokens of the step with which an engine begins that has requests in work already."""
+"""Tokens of the first step of an engine that starts with requests in work."""
 COMPUTED, RECEIVED = 0, 1
-"""Seeds, which draw nothing here, of requests whose KV is computed and comes from elsewhere."""
+"""Seeds, unused otherwise, that mark requests whose KV is computed here or received."""
 
 
 class Clock:
@@ -62,10 +62,10 @@ class ReplicaSpec:
     max_waiting: int = 1 << 20
     drafts: DraftLaw | None = None
     kv_tokens: int | None = None
-    """Cap of the KV pool, below the memory's capacity. The simulator keeps an object per block,
-    which matters when hundreds of replicas never fill theirs."""
+    """Cap of the KV pool, below the memory's capacity. It saves objects, one per block, when
+    hundreds of replicas never fill their pools."""
     model: StepModel = field(init=False, compare=False, repr=False)
-    """Predictor of its steps, shared by all engines that are made of it: it remembers."""
+    """Predictor of its steps, with a memory; shared by all engines of this spec."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", StepModel(self.case, self.hardware))
@@ -73,8 +73,8 @@ class ReplicaSpec:
     def memory(self) -> MemoryPlan:
         """Plan the memory of one rank; raises `DoesNotFit` as the engine would.
 
-        A pipeline has a batch per stage in work, and each device 1 / pp of every token's KV. So the
-        pool of one batch is what a device would hold for the whole model.
+        A pipeline has one batch per stage in work, and each device has 1 / pp of every token's KV.
+        So one batch's pool has the size that a device would have for the whole model.
         """
         plan = plan_memory(
             self.case.arch,
@@ -102,7 +102,7 @@ class ReplicaSpec:
 
 @dataclass(slots=True)
 class SimRequest:
-    """A request in the simulator's form."""
+    """A request in the simulator."""
 
     id: str
     prompt: list[int]
@@ -112,7 +112,7 @@ class SimRequest:
 
     @property
     def prefixes(self) -> list[int]:
-        """A name for each of the prompt's beginnings in steps of `GRAIN` tokens."""
+        """Names of the prompt's prefixes in steps of `GRAIN` tokens."""
         keys, key = [], 0
         for end in range(GRAIN, len(self.prompt) + 1, GRAIN):
             key = hash((key, tuple(self.prompt[end - GRAIN : end])))
@@ -134,21 +134,21 @@ class SimAnswer:
     deaths: int = 0
     """Number of replicas that died while working on it."""
     again: int = 0
-    """Tokens that are computed again and that the client has."""
+    """Tokens computed again that the client already has."""
     error: str | None = None
     cancelled: bool = False
     plain: bool = field(init=False)
-    """Whether each token that comes is a new one, and only their number ends it."""
+    """Whether each token is new, and only their number ends the answer."""
 
     def __post_init__(self) -> None:
         self.plain = self.request.cancel_after is None
 
 
 class Stages:
-    """The devices of a pipeline: a step is in each for 1 / pp of its time, one after the other.
+    """The devices of a pipeline: a step spends 1 / pp of its time in each, one after the other.
 
     Steps of other batches follow as soon as the first stage is free, so pp batches in work keep all
-    stages busy. With one stage it is simply the device.
+    stages busy. With one stage it is just the device.
     """
 
     def __init__(self, stages: int) -> None:
@@ -156,15 +156,14 @@ class Stages:
         self._free_at = 0.0
 
     def take(self, now: float, seconds: float) -> float:
-        """Return the end of a step that is ready now and is in work for `seconds`."""
+        """Return the end of a step that is ready now and takes `seconds`."""
         begin = max(now, self._free_at)
         self._free_at = begin + seconds / self._stages
         return begin + seconds
 
 
 class Replica:
-    """One engine on virtual time: a batch of its own, on devices shared with its pipeline's
-    others."""
+    """One engine on virtual time: its own batch, on devices shared with its pipeline's others."""
 
     def __init__(
         self,
@@ -178,8 +177,8 @@ class Replica:
         *,
         warm: bool = False,
     ) -> None:
-        """`budget`: tokens of a step, if they differ from those of `spec`. `warm`: `begin` comes
-        before its first step."""
+        """`budget`: tokens of a step, if not those of `spec`. `warm`: `begin` is called before its
+        first step."""
         self.spec, self.number, self.role = spec, number, role
         self._stages = stages or Stages(1)
         memory = spec.memory()
@@ -202,16 +201,16 @@ class Replica:
             limits = replace(limits, step_tokens=FILLING)
         self.scheduler = Scheduler(limits, self.kv, clock=clock, prices=prices)
         self.outstanding = 0
-        """Requests given to it and not ended."""
+        """Requests submitted to it and not ended."""
         self.lives, self.life = True, 0
-        """Whether it may get requests; and its number of deaths."""
+        """Whether it may get requests, and its number of deaths."""
         self.busy = 0.0
-        """Seconds of device time used, of one of its stages."""
+        """Seconds of device time used by one of its stages."""
         self.steps = 0
         self._last_end = 0.0
         self._random = draws or random.Random(number)
         self._drawn: dict[int, tuple[int, int]] = {}
-        """Row → number of drafts that are ready for it, and of those that are right."""
+        """Row → (drafts ready for it, drafts of these that are right)."""
         self._flying: deque[tuple[StepPlan, float]] = deque()
         self._received: dict[int, int] = {}
         """Row → tokens whose KV came from the prefill pool."""
@@ -227,13 +226,13 @@ class Replica:
 
     @property
     def ahead(self) -> float:
-        """Seconds of the prompts that it was given and that have not ended."""
+        """Seconds to compute the prompts of its unfinished requests."""
         return self.computing(sum(len(one.prompt) for one in self.scheduler.requests()))
 
     def begin(self) -> Sequence[SequenceDelta | Work]:
-        """Admit its requests in one step that takes no time; later steps have the usual budget.
+        """Admit its requests in one step of zero time; later steps have the usual budget.
 
-        Their prompts are in the KV cache at once, as those of requests that came before the start.
+        Their prompts enter the KV cache at once, as if they had come before the start.
         """
         deltas: Sequence[SequenceDelta | Work] = ()
         if (plan := self.scheduler.schedule()) is not None:
@@ -244,7 +243,7 @@ class Replica:
         return deltas
 
     def fill(self, now: float) -> list[float]:
-        """Plan steps while fewer than `depth` fly; return the end of each."""
+        """Plan steps while fewer than `depth` are in flight; return the end of each."""
         ends = []
         while len(self._flying) < self.spec.depth:
             plan = self.scheduler.schedule()
@@ -254,13 +253,13 @@ class Replica:
             self.busy += seconds / self.spec.case.layout.pp
             self.steps += 1
             self._flying.append((plan, seconds))
-            # The next token of a sequence needs the last one: a batch is in one stage at a time.
+            # The next token of a sequence needs the last one, so a batch is in one stage at a time.
             self._last_end = self._stages.take(max(now, self._last_end), seconds)
             ends.append(self._last_end)
         return ends
 
     def land(self) -> Sequence[SequenceDelta | Work]:
-        """Finish the oldest step. A decode that only gained a token stands for its delta."""
+        """Finish the oldest step. A decode that only gained a token is returned as its work."""
         plan, seconds = self._flying.popleft()
         tokens = [ONE] * len(plan.samples)
         if not all(plan.samples):
@@ -271,7 +270,7 @@ class Replica:
         return self.scheduler.book(plan, result, bare=True)
 
     def die(self) -> list[str]:
-        """Lose all requests in work; return their names. The cache is empty afterwards."""
+        """Lose all requests in work and the cache; return the requests' names."""
         lost = [one.id for one in self.scheduler.requests()]
         for one in lost:
             self.scheduler.abort(one)
@@ -312,7 +311,7 @@ class Replica:
         return seconds + self._hitches(seconds * loop.hitch_rate) * loop.hitch_seconds
 
     def _hitches(self, expected: float) -> float:
-        """Draw a step's interruptions, in mean lengths: they come at any time, of any length."""
+        """Draw a step's interruptions, in mean lengths: Poisson arrivals, exponential lengths."""
         total = 0.0
         while expected > 0 and (expected := expected - self._random.expovariate(1.0)) > 0:
             total += self._random.expovariate(1.0)

@@ -1,5 +1,5 @@
-"""Buffers of a program, shared by liveness: values that are never alive at the same node may lie in
-one place. Values that ranks exchange lie in buffers of their common memory."""
+"""Buffers of a program, shared by liveness: values that are never alive at the same node may share
+memory. Values that ranks exchange are in their shared memory."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Arena:
         for key, buffer in self.all:
             self._free.setdefault(key, []).append(buffer)
         self._placed: dict[object, Placed] = {} if beside is None else beside._placed
-        """Room of mixtures. It is used only between the three records of a mixture, so all mixtures
-        of one shape share one."""
+        """Working memory of mixtures, used only between the three records of a mixture, so all
+        mixtures of one shape share it."""
 
     def placed(self, mixture: Mixture, active: int, *, shared: bool, dealt: bool) -> Placed:
-        """Return the room of a mixture. `shared`: ranks meet between up and down; `dealt`: after
-        down."""
+        """Return the working memory of a mixture. `shared`: ranks meet between up and down;
+        `dealt`: after down."""
         shapes = [one.shape for one in (mixture.gate_up[0], mixture.down[0])]
         parts = mixture.gate_up, mixture.down
         kinds = [any(map(needs, part)) for part in parts for needs in (needs_codes, needs_floats)]
@@ -50,7 +50,7 @@ class Arena:
         return self._placed[key]
 
     def _take(self, kind: str, rows: int, width: int) -> Buffer | None:
-        # Sampled rows may also use a buffer for all rows, if that is not smaller.
+        # Sampled rows may also use a buffer for all rows, if it is not smaller.
         for found in (rows, *((ROWS_N,) if self._rows[rows] <= self._rows[ROWS_N] else ())):
             free = self._free.get((kind, found, width))
             if free:
@@ -90,8 +90,8 @@ class Arena:
         return room
 
     def link(self, giver: int, width: int) -> npt.NDArray[np.uint8]:
-        """Return the memory through which process `giver` hands rows [N, width] to that of the next
-        stage: csrc/handover.h."""
+        """Return the memory in which process `giver` hands rows [N, width] to the next stage:
+        csrc/handover.h."""
         assert self.commons is not None
         room: npt.NDArray[np.uint8] = self.commons.link(
             giver, link_bytes(self._rows[ROWS_N], width)

@@ -1,4 +1,4 @@
-"""The CPU kernels as a backend: the kinds that they serve, and reasons for those they do not."""
+"""The CPU kernels as a backend: the supported kinds, and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OUTSIDE_GGUF = {"float32", "float16", "bfloat16", "packed4", "packed8", "fp8"}
 
 class CpuBackend:
     """Backend of the CPU kernels, for each kind of node that they can serve. `write` and `attend`
-    go together: their KV blocks have a layout of their own."""
+    go together: their KV blocks have a special layout."""
 
     name = "cpu"
     _level: str | None = None
@@ -54,12 +54,12 @@ class CpuBackend:
         return _refusal(kind, question)
 
     def build(self, question: Question) -> Provider:
-        beside = getattr(question.beside, "team", None)
-        given = question.shelf, beside, question.quantise
+        team = getattr(question.beside, "team", None)
+        given = question.shelf, team, question.quantise
         return CpuOperators(question.threads, self._level, *given)
 
     def decisions(self) -> list[Decision]:
-        """Report the ISA level that serves, why it is not the best one if so, and the sources."""
+        """Report the ISA level in use, why it is not the best one, and the sources."""
         served = level(self._level)
         assert served is not None  # `supports` has loaded the library
         if self._level is not None:
@@ -77,9 +77,9 @@ class CpuBackend:
 
 
 class PairsBackend(CpuBackend):
-    """Backend only for those who name it: activations of dense products of bf16 are rounded to bf16
-    (`csrc/rounded_dense.h`). Its bits are those of no other level. The backend of an operator is in
-    an engine's identity."""
+    """Backend used only if named: activations of dense bf16 products are rounded to bf16
+    (`csrc/rounded_dense.h`). Its bits differ from those of all other levels. An operator's backend
+    is part of an engine's identity."""
 
     name = _level = PAIRS
 
@@ -88,8 +88,8 @@ class PairsBackend(CpuBackend):
 
 
 class AmxBackend(CpuBackend):
-    """Backend only for those who name it: dense products of bf16 go through tiles
-    (`csrc/amx_dense.h`). Its bits, too, are those of no other level."""
+    """Backend used only if named: dense bf16 products use tiles (`csrc/amx_dense.h`). Its bits,
+    too, differ from those of all other levels."""
 
     name = _level = TILES
 
@@ -98,14 +98,14 @@ class AmxBackend(CpuBackend):
 
 
 class RoundedBackend(AmxBackend):
-    """`AmxBackend` with activations rounded to bf16, as GPUs have them."""
+    """`AmxBackend` with activations rounded to bf16, as on GPUs."""
 
     name = _level = ROUNDED
 
 
 def _refusal(kind: str, question: Question) -> str | None:
-    """Return the reason why the model's nodes of one kind cannot be served, if any; the other kinds
-    are served all the same."""
+    """Return the reason why the model's nodes of one kind cannot be served, if any; it does not
+    affect other kinds."""
     if kind in ("write", "attend"):
         if question.kv_dtype not in CPU_VALUES["kv_dtype"]:
             return f"no {question.kv_dtype} KV cache"

@@ -23,8 +23,8 @@ _TABLE, _BAG = HEADER.struct("HrTable"), HEADER.struct("HrBag")
 
 
 def table(weight: Weight) -> Weight:
-    """Prepare a table: rows of fp32, fp16 and bf16 stay as they lie in the file, and so do codes of
-    eight bits with a scale each; others become fp32."""
+    """Prepare a table: rows of fp32, fp16 and bf16, and of 8-bit codes with a scale each, stay as
+    in the file; others become fp32."""
     stored = weight.read() if isinstance(weight, LateWeight) else weight
     if isinstance(stored, PackedWeight) and keeps_codes(stored):
         return replace(stored, codes=in_order(stored.codes), scales=in_order(stored.scales))
@@ -32,7 +32,7 @@ def table(weight: Weight) -> Weight:
 
 
 def bags(node: Node, spec: BagsSpec, x: Sequence[Matrix], weights: Prepared, y: Matrix) -> Emitted:
-    """Emit what the node reads, numbers and bags side by side. `x`: where that lies."""
+    """Emit the node's inputs, numbers and bags side by side. `x`: their places."""
     tables = [weights.weight(ref) for ref in node.weights]
     size = sum(value.width for value in node.reads)
     array = (_TABLE * len(tables))()
@@ -44,7 +44,7 @@ def bags(node: Node, spec: BagsSpec, x: Sequence[Matrix], weights: Prepared, y: 
 
 
 def given(node: Node, y: Matrix) -> Emitted:
-    """Emit the numbers that a step brings for all tokens, or for its sampled rows."""
+    """Emit the input numbers of a step for all tokens, or for its sampled rows."""
     (out,) = node.out
     return record("BAGS", NOWHERE, y, None, 0, 0, out.width, rows_of(out))
 

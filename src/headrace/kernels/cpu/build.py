@@ -1,6 +1,6 @@
 """Builds the libraries in place, for a source checkout: `python -m headrace.kernels.cpu.build`.
 
-It stands on the standard library alone, so that `make run` calls it before anything is installed.
+It needs only the standard library, so that `make run` can call it before anything is installed.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ HERE = Path(__file__).resolve().parent
 TEXT = HERE.parents[1] / "text"
 ROOT = HERE.parents[3]
 SECONDS = {"avx2": 85, "avx512": 55, "vnni": 55, "bf16": 55, "neon": 100, "dotprod": 100}
-"""Time of one core to compile a level (GCC 12, Zen 4)."""
+"""Seconds to compile a level on one core (GCC 12, Zen 4)."""
 _BUILDING = re.compile(r"(\[.*?\]) Building CXX object (?:.*/)?(\w+)\.dir/.*/(\w+)\.cpp\.o")
 _SILENT = re.compile(r"\[.*?\] |Consolidate compiler|Scanning dependencies|ninja: no work to do")
 
 
 class NotBuilt(Exception):
-    """Why there is no library, as half a sentence."""
+    """The reason why there is no library, as half a sentence."""
 
 
 def build(folder: Path, *, sanitize: str = "", output: Path = HERE, levels: str = "host") -> Path:
     """Configure and build in `folder`; return the path of the kernels' library, in `output`.
 
-    That of byte-level BPE goes to its own package, or to another `output` beside it. `levels`:
-    `host`, `all`, or names with semicolons (`HEADRACE_KERNELS` in CMakeLists.txt). Raises
+    The library of byte-level BPE goes to its own package, or next to it in another `output`.
+    `levels`: `host`, `all`, or names with semicolons (`HEADRACE_KERNELS` in CMakeLists.txt). Raises
     `NotBuilt`.
     """
-    beside = shutil.which("cmake", path=Path(sys.executable).parent)  # this environment's
-    cmake = shutil.which("cmake") or beside
+    own = shutil.which("cmake", path=Path(sys.executable).parent)  # this environment's
+    cmake = shutil.which("cmake") or own
     if cmake is None:
         raise NotBuilt("cmake is not installed: `pip install cmake` brings it")
     if not (ROOT / "CMakeLists.txt").exists():
@@ -68,7 +68,7 @@ def build(folder: Path, *, sanitize: str = "", output: Path = HERE, levels: str 
 
 
 def progress(line: str) -> None:
-    """Print a line of CMake's in fewer words: `[3/23] kernels: bf16 attention_codes`."""
+    """Print a line of CMake's output shortened: `[3/23] kernels: bf16 attention_codes`."""
     if found := _BUILDING.match(line):
         count, target, source = found.groups()
         of, _, part = target.removeprefix("headrace_").partition("_")

@@ -1,4 +1,4 @@
-"""Quantised matrices of safetensors checkpoints, as the panels that hold them exactly.
+"""Quantised matrices of safetensors checkpoints, as panels that hold them exactly.
 
     matrix                                            panels   bits a weight
     4 bits, zero 8, scales of fp16                    Q4_0              4.5
@@ -10,7 +10,7 @@
     fp8, a scale for the tensor, a row or a block     E4M3             8.25
     others, and tables that are read row by row       F32                32
 
-The first that fits the contents of a matrix is taken: bf16 scales are mostly numbers of fp16, too.
+The first kind that can hold a matrix's contents is used: bf16 scales are mostly exact in fp16, too.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from ..weights import (
 Host = npt.NDArray[np.uint8]
 UNIT = 32
 BLOCK = 64
-"""Inputs that rows of NVFP4 have whole multiples of (csrc/layout.h)."""
+"""NVFP4 rows must be multiples of this number of inputs (csrc/layout.h)."""
 _HALVES = np.zeros(32, np.uint8)
 """Four-bit code of twice its number, plus 16."""
 for _code, _twice in enumerate((0, 1, 2, 3, 4, 6, 8, 12)):
     _HALVES[[16 - _twice, 16 + _twice]] = _code | 8, _code
 EXACT = "Q4_0", "Q5_0", "Q8_0", "INT4", "INT8", "NVFP4", "E4M3", "F32", "MXFP4"
-"""Kinds of panels that checkpoint matrices in codes get."""
+"""Kinds of panels for quantised checkpoint matrices."""
 
 
 @dataclass(slots=True)
 class CodedWeight:
-    """Codes [out, in], one a byte as `kind` has them, with scales and zeros [out, in / group]; of
-    NVFP4 one scale [1], and in place of zeros the bytes of E4M3."""
+    """Codes [out, in], one per byte in `kind`'s encoding, with scales and zeros [out, in / group].
+    NVFP4 has one scale [1], and E4M3 bytes in place of zeros."""
 
     kind: str
     data: Host
@@ -70,8 +70,8 @@ class CodedWeight:
 
 @dataclass(slots=True)
 class KeptWeight:
-    """Weight whose panels are kept: it is read to prove the first of its kind, or if they are
-    wrong."""
+    """Weight whose panels are kept: it is read only to check the first of its kind, or if they are
+    damaged."""
 
     kind: str
     name: str
@@ -93,7 +93,7 @@ def coded(
     weight: PackedWeight | Fp8Weight | BlockWeight, *, ordered: bool
 ) -> CodedWeight | DenseWeight | BlockWeight:
     """Convert the weight to the kind of panels that holds it exactly; `ordered`: its inputs may be
-    read in an order of their own."""
+    permuted."""
     if isinstance(weight, BlockWeight):
         return weight
     if isinstance(weight, Fp8Weight):
@@ -127,7 +127,7 @@ def _same(one: Array | None, other: Array | None) -> bool:
 
 
 def _kind(weight: PackedWeight) -> str | None:
-    """Return the first kind that holds it; None: only fp32 does."""
+    """Return the first kind that holds it exactly; None: only fp32 does."""
     if weight.unit is not None and weight.shape[1] % BLOCK == 0:
         return "NVFP4"
     middle = 1 << (weight.bits - 1)
@@ -146,7 +146,7 @@ def _kind(weight: PackedWeight) -> str | None:
 
 
 def _e4m3_bytes(numbers: npt.NDArray[np.float32]) -> Host:
-    """Return the bytes of the numbers of E4M3 next to finite ones."""
+    """Return the E4M3 bytes nearest to finite numbers."""
     known = e4m3()[:127]
     size: Host = np.searchsorted((known[1:] + known[:-1]) / 2, np.abs(numbers)).astype(np.uint8)
     sign: Host = np.where(np.signbit(numbers), 128, 0).astype(np.uint8)
@@ -154,7 +154,7 @@ def _e4m3_bytes(numbers: npt.NDArray[np.float32]) -> Host:
 
 
 def _zeros(weight: PackedWeight) -> npt.NDArray[np.float32]:
-    """Return the zero of each group, in codes; the middle for a group whose scale is zero."""
+    """Return the zero of each group, in codes; the middle code for a group whose scale is zero."""
     middle = np.full_like(weight.scales, 1 << (weight.bits - 1))
     if weight.offsets is None:
         return np.zeros_like(middle)

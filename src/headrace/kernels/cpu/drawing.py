@@ -18,8 +18,8 @@ _ROW: np.dtype[Any] = np.dtype(HEADER.struct("HrDrawRow"))
 
 
 def drawing(team: Team) -> Drawing:
-    """Return a draw on a thread pool; rows beyond its room are drawn in numpy. Logits may be
-    tensors, from a forward pass that cannot be recorded; tokens are tensors then."""
+    """Return a draw on a thread pool; rows beyond its capacity are drawn in numpy. Logits may be
+    tensors, if the forward pass cannot be recorded; then tokens are tensors, too."""
 
     def draw(logits: npt.NDArray[np.float32], parameters: DrawParameters) -> npt.NDArray[np.int64]:
         count, vocab = logits.shape

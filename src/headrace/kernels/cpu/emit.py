@@ -1,7 +1,7 @@
 """Operators as records: the one place that fills in the C structs.
 
-Every function returns (code, struct). Matrices are fp32 and row-major; `Matrix` is the address of
-one and the number of floats from row to row. The memory that it points to must outlive a struct.
+Every function returns (code, struct). Matrices are fp32 and row-major; a `Matrix` is an address and
+the number of floats from row to row. Its memory must outlive the struct.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Matrix(NamedTuple):
 
 
 NOWHERE = Matrix(0, 0)
-"""Matrix that a record does without."""
+"""Matrix of an unused field."""
 NOT_QUANTISED = HrQuantised()
 
 
@@ -85,7 +85,7 @@ def filled(kind: type[Structure], *values: Any) -> Any:
     """Make a struct from the values of its fields, in order; the last ones are zero if not given.
 
     A `Matrix` gives two fields, an array its address. The struct keeps the values alive, but not
-    the memory behind a `Matrix` or another address.
+    the memory of a `Matrix` or another address.
     """
     made = kind(*_fields(values))
     made.keep = values
@@ -110,7 +110,7 @@ class QuantisedRows:
     def __init__(
         self, rows: int, width: int, take: Callable[[int], npt.NDArray[np.uint8]] | None = None
     ) -> None:
-        """`take` gives memory of a number of bytes; without it, memory is allocated here."""
+        """`take` returns memory of a number of bytes; without it, memory is allocated here."""
         units = width // UNIT
         shape = -(-rows // SIX), units, ctypes.sizeof(HrSix)
         self.data = aligned(shape, np.uint8) if take is None else take(math.prod(shape))
@@ -130,12 +130,12 @@ def parts_of(weight: Weight) -> list[PanelWeight]:
 
 
 def order_of(weight: Weight) -> Array | None:
-    """Return the order of inputs that all its parts in codes share (`PanelWeight.order`)."""
+    """Return the order of inputs that all quantised parts share (`PanelWeight.order`)."""
     return next((part.order for part in parts_of(weight) if part.order is not None), None)
 
 
 def needs_codes(weight: Weight) -> bool:
-    """Return whether a part is block-quantised, so that activations must come as int8, in order."""
+    """Return whether a part is block-quantised, so that activations must be int8, in order."""
     coded = any(KINDS[part.kind] < KINDS["F32"] for part in parts_of(weight))
     return coded and order_of(weight) is None
 
@@ -172,14 +172,14 @@ def linear(
 def part_of(
     part: PanelWeight, bias: int | None = None, y: Matrix = NOWHERE, into: int = 0
 ) -> HrPart:
-    """Describe a matrix, the address of its bias and the place of its product. Some records say
-    elsewhere where products go."""
+    """Describe a matrix, the address of its bias and the place of its product. Some records give
+    the place of products elsewhere."""
     made: HrPart = filled(HrPart, part.data, part.low, bias, y, KINDS[part.kind], *part.shape, into)
     return made
 
 
 def exchange(commons: RankMemory, place: int, pieces: Sequence[HrPiece]) -> Emitted:
-    """Emit an exchange. `pieces`: data that ranks without common memory send each other; else
+    """Emit an exchange. `pieces`: data that ranks without shared memory send each other; otherwise
     unused."""
     array = (HrPiece * len(pieces))(*pieces)
     code, op = record("EXCHANGE", commons.fence, array, commons.ranks, place, len(pieces))
@@ -203,8 +203,8 @@ def piece(
     spans: Any = None,
     owners: int | None = None,
 ) -> HrPiece:
-    """Describe a piece of an exchange. `bounds`: by rank, the columns of `room` that each has, or
-    of all with rows by `owners` (an address). `rows`: as in `records`; -1: one."""
+    """Describe a piece of an exchange. `bounds`: by rank, its columns of `room`; with `owners` (an
+    address) rows are divided instead. `rows`: as in `records`; -1: one."""
     if isinstance(room, QuantisedRows):
         data, together, size = room.data, SIX, ctypes.sizeof(HrSix)
         bounds, step = [bound // UNIT for bound in bounds], room.struct.stride * size
@@ -216,7 +216,7 @@ def piece(
 
 
 def sample(logits: Matrix, vocab: int, tokens: npt.NDArray[np.int64]) -> Emitted:
-    """Emit a draw of tokens [R], by rules that are set before each run."""
+    """Emit a draw of tokens [R] by rules, which are set before each run."""
     return record("SAMPLE", logits, None, tokens, vocab)
 
 
@@ -237,8 +237,8 @@ def scatter(y: Matrix, size: int, *, adds: bool = False) -> Emitted:
 
 
 def fill_scatter(op: Any, rows: Array, places: Array, first: int = 0) -> None:
-    """Set the rows [M, ·], in fp32, and the places of the next runs; both must live until then.
-    Columns from `first` on are taken."""
+    """Set the fp32 rows [M, ·] and the places for the next runs; both must outlive them. Columns
+    from `first` on are used."""
     assert dtype_name(rows) == "float32"
     assert dtype_name(places) == "int64"
     assert rows.shape[0] == len(places)
@@ -284,14 +284,14 @@ def adaptive_norm(
     q: HrQuantised,
     size: int,
 ) -> Emitted:
-    """Emit a layer norm of all tokens, whose gains and shifts [B, size] are those of entries."""
+    """Emit a layer norm of all tokens, with gains and shifts [B, size] per entry."""
     given = x, NOWHERE, gains.at, shifts.at, y or NOWHERE, q
     assert spec.offset == 1.0, "gains are added to one"
     return record("LAYER_NORM", *given, spec.eps, size, ROWS_N, 0, gains.stride, shifts.stride)
 
 
 def modulate(x: Matrix, factors: Matrix, y: Matrix, size: int) -> Emitted:
-    """Emit y += factor · x for all tokens, by factors [B, size] of entries."""
+    """Emit y += factor · x for all tokens, with factors [B, size] per entry."""
     return record("MODULATE", x, factors, y, size)
 
 
@@ -320,7 +320,7 @@ def gate_up(x: HrQuantised, weight: Weight, activation: str, q: HrQuantised, row
 
 
 def gate_and_up(weight: Weight) -> list[PanelWeight]:
-    """Return its parts; of a single part both halves, if they are whole panels."""
+    """Return its parts, or both halves of a single part if they are whole panels."""
     parts = parts_of(weight)
     if len(parts) > 1 or parts[0].shape[0] % (2 * OUTPUTS):
         return parts
@@ -330,7 +330,7 @@ def gate_and_up(weight: Weight) -> list[PanelWeight]:
 
 
 def can_gate(weight: Weight) -> bool:
-    """Return whether this is gate above up, each quantised, of one shape, and whole units wide."""
+    """Return whether this is gate above up, both quantised, of one shape, and whole units wide."""
     parts = gate_and_up(weight)
     return (
         len(parts) == 2
@@ -399,9 +399,9 @@ def attention(
     coarse: bool = False,
     across: bool = False,
 ) -> Emitted:
-    """Emit attention of q [N, H · E]. With `rows` R the results are those of the sampled tokens,
-    one after the other. `coarse`: if KV is in codes, queries and weights have eight bits instead of
-    fifteen; `across`: by `HrStep.across`."""
+    """Emit attention of q [N, H · E]. With `rows` R the results are those of the sampled tokens, in
+    sequence. `coarse`: with quantised KV, queries and weights have eight bits instead of fifteen;
+    `across`: by `HrStep.across`."""
     numbers = spec.scale, spec.softcap or 0.0, rows, spec.chunked, coarse, across
     return record("ATTENTION", cache, q, y or NOWHERE, out, sinks, *numbers)
 
@@ -449,7 +449,7 @@ def lora(
 
 
 def program(emitted: Sequence[Emitted]) -> ctypes.Array[HrRecord]:
-    """Make of the records the array that `Team.run` takes; it keeps the structs alive."""
+    """Return the records as the array that `Team.run` takes; it keeps the structs alive."""
     array = (HrRecord * max(len(emitted), 1))()
     for slot, (code, op) in zip(array, emitted, strict=False):
         assert type(op) is STRUCTS[code], f"record {code} is no {type(op).__name__}"

@@ -22,13 +22,13 @@ BLOCKS = {
     "Q4_K": (256, 144),
     "Q6_K": (256, 210),
 }
-"""Kinds that weights can become, with the numbers and bytes of a block."""
+"""Target kinds, with the numbers and bytes of a block."""
 LARGEST = 60_000
 """Largest magnitude of a weight that may be quantised."""
 
 
 class Encoder:
-    """Encoder that narrows weights on a thread pool: the same numbers give the same bytes.
+    """Encoder of weights on a thread pool: the same numbers give the same bytes.
 
     Raises `ModelFileError` for numbers that are not finite, or too large for a scale in half
     precision.
@@ -55,7 +55,7 @@ class Encoder:
         """Return the scale [n] of each group [n, g] for codes of -half … half - 1; g is 16, 32, 64
         or 128.
 
-        A scale may be negative: the weight of the largest magnitude takes the code -half.
+        A scale may be negative: the weight of the largest magnitude gets the code -half.
         """
         groups = np.ascontiguousarray(groups)
         scales = np.empty(len(groups), np.float32)

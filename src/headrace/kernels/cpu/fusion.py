@@ -13,10 +13,10 @@ The rules follow from each value's readers:
 * an attention whose sampled rows alone are read computes no others;
 * rows side by side (`window`) are a view of rows that lie one after the other, without gaps.
 
-Values never change, memory does: a sum takes the place of its residual, and queries that of q in
-qkv. Values in one place are one *storage*, which lives from its first value to the last reader.
+Values never change, memory does: a sum overwrites its residual, and queries overwrite q in qkv.
+Values in one place form a *storage*, which lives from its first value to its last reader.
 
-If ranks share a model, an `exchange` makes a value whole. The whole value is in memory of all
+If ranks share a model, an `exchange` completes a value. The complete value is in memory of all
 ranks, and each rank writes its part to its own columns.
 """
 
@@ -47,7 +47,7 @@ Additions = Mapping[tuple[str, ...], LoraWeight]
 
 
 class Unrecordable(Exception):
-    """Error for a graph that does something no record does; the reason, as half a sentence."""
+    """Error for a graph with something that no record does; the reason, as half a sentence."""
 
 
 class Fusion:
@@ -101,7 +101,7 @@ class Fusion:
         self._first: dict[Value, int] = {}
         """First column of a value in its storage, if it is a part of one."""
         self._before: dict[Value, int] = {}
-        """Storages that windows read, with the rows of zeros before each."""
+        """Storages that windows read → rows of zeros before each."""
         self._places = self._find_places()
         self._sharing: dict[Value, list[Value]] = {}
         for value, place in self._places.items():
@@ -113,8 +113,8 @@ class Fusion:
                 self._dying[last].append(place)
 
     def _find_sums(self) -> dict[int, Value]:
-        """Find products that add themselves: node → the residual. Adapters add to a product first,
-        as they do on ranks, which exchange a product with those additions."""
+        """Find products that add to a residual directly: node → the residual. With adapters this is
+        not possible, since these add to the product first."""
         found = {}
         for index, node in enumerate(self._nodes):
             if node.kind != "linear" or self._is_added_to(node):
@@ -125,7 +125,7 @@ class Fusion:
         return found
 
     def _find_gates(self) -> set[int]:
-        """Find products whose result only goes through a gate and is then wanted as codes."""
+        """Find products whose result only goes through a gate and is then needed as codes."""
         found = set()
         for index, node in enumerate(self._nodes[:-1]):
             after = self._nodes[index + 1]
@@ -143,7 +143,7 @@ class Fusion:
 
     def _find_activated(self) -> dict[int, Node]:
         """Find products that end with an activation: node → the activation. An activation whose
-        result is wanted as codes is a record of its own."""
+        result is needed as codes is a separate record."""
         found = {}
         for index, node in enumerate(self._nodes):
             reader = reader_of_kind(self._graph, index, "activate")
@@ -159,7 +159,7 @@ class Fusion:
         return found
 
     def _find_picked(self) -> dict[int, int]:
-        """Find attentions that are only read by a selection of rows: node → the selecting node."""
+        """Find attentions that only a selection of rows reads: node → the selecting node."""
         found = {}
         for index, node in enumerate(self._nodes):
             reader = reader_of_kind(self._graph, index, "select")
@@ -194,7 +194,7 @@ class Fusion:
             elif node.kind == "exchange":
                 (mine,), (whole,), spec = node.reads, node.out, node.spec
                 assert isinstance(spec, ExchangeSpec)
-                # This value and its partial sums are columns of the whole value from the start.
+                # This value and its partial sums are columns of the complete value from the start.
                 for value in [value for value in places if places[value] is places[mine]]:
                     if value.width != mine.width:
                         raise Unrecordable("what ranks exchange lies in something else")
@@ -221,7 +221,7 @@ class Fusion:
         return index + 1 if joined else index
 
     def _norm_of(self, index: int) -> Node | None:
-        """Return the norm that is one record with the sum `index`."""
+        """Return the norm that shares a record with the sum `index`."""
         after = norm_after(self._graph, index)
         return self._nodes[after] if after >= 0 else None
 
@@ -255,7 +255,7 @@ class Fusion:
         return not linear or emit.needs_floats(self._weight(node)) or self._is_added_to(node)
 
     def _full(self, value: Value) -> Value:
-        """Return the whole value that an exchange makes of a rank's columns; any other value
+        """Return the complete value that an exchange makes of a rank's columns; any other value
         itself."""
         readers = self._read_by(value)
         exchanged = readers and readers[0].kind == "exchange"
@@ -272,7 +272,7 @@ class Fusion:
         return value in self._results or any(map(self._reads_floats, self._read_by(value)))
 
     def _is_summed(self, index: int) -> bool:
-        """Return whether the product that the sum `index` reads adds itself."""
+        """Return whether the product that the sum `index` reads adds to the residual directly."""
         maker = self._graph.maker(self._nodes[index].reads[1])
         return maker in self._summed
 
@@ -390,5 +390,5 @@ _ROWS = {SAMPLED.name: ROWS_R, TEXTS.name: ROWS_T}
 
 
 def _both_ways(node: Node) -> bool:
-    """Return whether this is bidirectional attention, which has no record for some rows alone."""
+    """Return whether this is bidirectional attention, which has no record for some of its rows."""
     return isinstance(node.spec, AttentionSpec) and node.spec.bidirectional

@@ -53,14 +53,14 @@ class Head:
         bounded: int = BOUNDED,
         share: HeadPart | None = None,
     ) -> None:
-        """`share`: a rank's part, if ranks have some of the tokens each."""
+        """`share`: this rank's part, if each rank has some of the tokens."""
         assert bounded <= BOUNDED
         part = HrPart.from_address(product.parts)
-        # At least a cache line each: threads write side by side.
+        # At least a cache line each: threads write next to each other.
         stride = -(-rows // 16) * 16
         self.tokens = np.zeros(rows, np.int64)
         self.bounded = min(rows, bounded) if part.kind == KINDS[PLANES] else 0
-        """Most rows for which the panels that can hold the token are found first."""
+        """Most rows for which the candidate panels are found first."""
         self.bounds = np.zeros((self.bounded, -(-part.out // OUTPUTS)), np.float32)
         """Upper bounds of the logits of each such row and panel."""
         self.lower = aligned((threads, stride), np.float32)
@@ -81,13 +81,12 @@ class Head:
 
     @property
     def worth(self) -> HrWorth:
-        """Return the first thread's record of whether bounds are worth it, and of the bytes
-        spared."""
+        """Return the first thread's account: whether bounds pay off, and the bytes saved."""
         return HrWorth.from_address(address(self._worth))
 
     def spared(self) -> float:
         """Return the average share of the head's bytes that a step of up to `bounded` rows did not
-        read. It is the plane of low bits, minus candidates, whose high bits are read again."""
+        read: the plane of low bits, minus the candidates, whose high bits are read twice."""
         worth = self.worth
         steps = worth.with_ + worth.without
         left = worth.left / max(self.bounds.shape[1], 1)

@@ -1,9 +1,9 @@
-"""Compiler launcher of CMakeLists.txt that keeps objects by what they are made of.
+"""Compiler launcher of CMakeLists.txt: a cache of objects by the digest of their inputs.
 
-An object is that of the same command, compiler and sources: `build/objects` of the checkout has it
-for every later build, wherever that lies. pip clears the folder of a build at each install, and an
-editable install, a wheel and the tests' libraries have most of their objects in common. A command
-that is no plain compilation runs as it is.
+The same command, compiler and sources give the same object. `build/objects` of the checkout keeps
+it for later builds in any folder. pip clears its build folder at each install, and an editable
+install, a wheel and the tests' libraries share most of their objects. A command other than a plain
+compilation runs unchanged.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[4]
 KEPT = ROOT / "build" / "objects"
 MOST = 600
-"""Objects that are kept, the last used ones. A build of every level takes about fifty."""
+"""Most kept objects, the last used ones. A build of every level makes about fifty."""
 PLACES = ("-o", "-MT", "-MF")
-"""Options that say where something goes, and change nothing in it but a name."""
+"""Options that name outputs, which do not change the object's content."""
 
 
 def main(command: list[str]) -> int:
@@ -31,14 +31,14 @@ def main(command: list[str]) -> int:
         return subprocess.run(command).returncode
     kept = KEPT / key(rest, sources[0])
     made, needs, target = Path(places["-o"]), Path(places["-MF"]), places["-MT"]
-    with contextlib.suppress(OSError):  # not kept, or just forgotten by another build
+    with contextlib.suppress(OSError):  # It is not kept, or another build just removed it.
         shutil.copyfile(kept.with_suffix(".o"), made)
         needs.write_text(said_for(kept.with_suffix(".d").read_text(), target))
         os.utime(kept.with_suffix(".o"))
         return 0
     ended = subprocess.run(command).returncode
     if ended == 0:
-        with contextlib.suppress(OSError):  # a folder that cannot be written keeps nothing
+        with contextlib.suppress(OSError):  # A folder that cannot be written keeps nothing.
             keep(needs, kept.with_suffix(".d"))
             keep(made, kept.with_suffix(".o"))
             forget()
@@ -46,7 +46,7 @@ def main(command: list[str]) -> int:
 
 
 def parted(command: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Part a command into where its results go and the rest."""
+    """Split a command into the places of its outputs and the rest."""
     places: dict[str, str] = {}
     rest: list[str] = []
     words = iter(command)
@@ -59,9 +59,10 @@ def parted(command: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def key(command: list[str], source: Path) -> str:
-    """Digest a command, its compiler, its source and all headers beside that and in its folders.
+    """Digest a command, its compiler, its source and all headers in its folder and the include
+    folders.
 
-    A compiler is what it says of itself behind its name: one build calls it c++, another g++.
+    A compiler is its version text without the name: one build calls it c++, another g++.
     """
     version = subprocess.run([command[0], "--version"], capture_output=True).stdout
     compiler = version.partition(b" ")[2]
@@ -74,12 +75,12 @@ def key(command: list[str], source: Path) -> str:
 
 
 def said_for(needs: str, target: str) -> str:
-    """Rewrite the compiler's list of an object's sources (`-MD`) for another name of the object."""
+    """Rewrite the compiler's dependency list (`-MD`) for another name of the object."""
     return f"{target}:{needs.partition(':')[2]}"
 
 
 def keep(file: Path, kept: Path) -> None:
-    """Copy a file to where it is kept, whole or not at all."""
+    """Copy a file into the cache, completely or not at all."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     part = kept.with_name(f"{kept.name}.{os.getpid()}")
     shutil.copyfile(file, part)
@@ -87,7 +88,7 @@ def keep(file: Path, kept: Path) -> None:
 
 
 def forget() -> None:
-    """Delete the objects beyond `MOST` that were used least recently."""
+    """Delete the least recently used objects beyond `MOST`."""
     used = sorted((file.stat().st_mtime, file) for file in KEPT.glob("*.o"))
     for _, file in used[:-MOST]:
         file.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from .records import ROWS_N, HrLinear, HrPart, HrQuantised
 
 
 def reads_codes(weights: Sequence[Weight]) -> bool:
-    """Return whether rows must come as int8."""
+    """Return whether rows must be int8."""
     return any(map(needs_codes, weights))
 
 
@@ -31,7 +31,7 @@ def absorb(
     node: Node, given: Sequence[Matrix], packing: Sequence[Weight], y: Matrix, arena: Arena
 ) -> Iterator[tuple[str, Emitted]]:
     """Emit q [N, H · (plain + rope)], latent and rotary part → packed heads, followed by the key.
-    If `packing` reads codes, those of q are made here."""
+    If `packing` reads codes, q's codes are made here."""
     (q, own, rotary), spec = given, node.spec
     assert isinstance(spec, LatentSpec)
     room = arena.codes(ROWS_N, spec.queries) if reads_codes(packing) else None
@@ -40,11 +40,11 @@ def absorb(
         yield "quantise", quantise(q, codes, spec.queries, ROWS_N)
         arena.give_back(ROWS_N, spec.queries, room)
     apart, key = spec.queries // spec.heads, spec.heads * spec.size
-    behind = _columns(y, spec.rope_size)
-    yield _heads(q, codes, (0, apart), packing, behind, spec.size, ROWS_N)
+    latents = _columns(y, spec.rope_size)
+    yield _heads(q, codes, (0, apart), packing, latents, spec.size, ROWS_N)
     yield _copy(_columns(q, spec.plain_size), apart, y, spec.size, spec.rope_size, spec.heads)
     yield _copy(rotary, 0, _columns(y, key), 0, spec.rope_size, 1)
-    yield _copy(own, 0, _columns(behind, key), 0, spec.rank, 1)
+    yield _copy(own, 0, _columns(latents, key), 0, spec.rank, 1)
 
 
 def unpack(
@@ -55,8 +55,8 @@ def unpack(
     y: Matrix,
     rows: int,
 ) -> tuple[str, Emitted]:
-    """Emit sums over keys [rows, H · E], as floats and codes if they are read so → values [rows, H
-    · V]."""
+    """Emit sums over keys [rows, H · E], as floats or codes as they are read → values [rows, H ·
+    V]."""
     spec = node.spec
     assert isinstance(spec, LatentSpec)
     at = spec.rope_size, spec.size

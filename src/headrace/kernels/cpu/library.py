@@ -1,9 +1,9 @@
-"""Finds and loads the shared library; says clearly why it is absent.
+"""Finds and loads the shared library; explains its absence.
 
-It lies beside this file: put there by the package build, or in a source checkout by
-`python -m headrace.kernels.cpu.build`. An editable install leaves this file in the checkout and
-puts the library into the environment, at the same place below site-packages. ctypes releases the
-GIL for every call.
+It is in this file's folder: the package build puts it there, or in a source checkout `python -m
+headrace.kernels.cpu.build`. An editable install leaves this file in the checkout and puts the
+library into the environment, at the same path below site-packages. ctypes releases the GIL for
+every call.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from ..arrays import address
 from .records import HEADER, HrStep
 
 LAYOUT = "cpu panels 2"
-"""Names how panels lie: kept panels of another layout are not used."""
+"""Version of the panels' memory layout: kept panels of another layout are not used."""
 FILE = Path(__file__).parent / "_headrace_cpu.so"
 SOURCES = Path(__file__).parent / "csrc"
-"""Its sources."""
+"""Sources of the library."""
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "kernels", "cpu", FILE.name)
-"""Its place in an editable install."""
+"""Path of the library in an editable install."""
 LEVELS_OF = {"x86_64": ("avx2", "avx512", "vnni", "bf16"), "aarch64": ("neon", "dotprod")}
-"""By processor, from the least to the most that is asked of it; each contains those before it. All
-give the same bits."""
+"""By processor, from the fewest to the most instructions; each includes those before it. All give
+the same bits."""
 PAIRS, TILES, ROUNDED = "avx512-bf16", "amx", "amx-bf16"
-"""Levels above bf16 with bits of their own, by name only (csrc/named.h)."""
+"""Levels above bf16 with different bits, used only if named (csrc/named.h)."""
 _NAMES = {"AMD64": "x86_64", "amd64": "x86_64", "arm64": "aarch64"}
 LEVELS = LEVELS_OF.get(_NAMES.get(platform.machine(), platform.machine()), ())
-"""Levels of this processor; none where there are no kernels for it."""
+"""Levels of this processor; empty if there are no kernels for it."""
 BUILD_ALL = "`python -m headrace.kernels.cpu.build --levels all`"
-"""Command that builds all levels in place. An editable install has its machine's level."""
+"""Command that builds all levels in place. An editable install has only its machine's level."""
 
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Load the library and check it against this file and the sources. Raises `LibraryAbsent`."""
+    """Load the library; check that it matches this file and the sources. Raises `LibraryAbsent`."""
     if not LEVELS:
         raise LibraryAbsent(
             f"the CPU kernels are for {' and '.join(LEVELS_OF)}, this is {platform.machine()}"
@@ -89,12 +89,12 @@ def digest_of(folder: Path) -> str:
 
 
 def sources() -> str:
-    """Digest of the sources that the library was built from, 16 hexadecimal digits."""
+    """Return the digest of the library's sources, 16 hexadecimal digits."""
     return str(load().hr_sources().decode())
 
 
 def level(wish: str | None = None) -> str | None:
-    """The ISA level that serves; with a wish that level, or None where the CPU lacks it."""
+    """Return the ISA level in use; with a wish that level, or None if the CPU lacks it."""
     name = load().hr_level(wish.encode() if wish else None)
     return name.decode() if name else None
 
@@ -104,7 +104,7 @@ _NOT_BUILT, _NOT_HERE = 1, 2
 
 
 def refused(wish: str) -> str | None:
-    """Say why a level without tiles does not serve here, as half a sentence; None if it does."""
+    """Explain why a level without tiles cannot serve here, as half a sentence; None if it can."""
     state = load().hr_level_state(wish.encode())
     if state == _NOT_BUILT:
         return f"level {wish} was not built; {BUILD_ALL} builds it"
@@ -114,13 +114,13 @@ def refused(wish: str) -> str | None:
 
 
 def unbuilt() -> list[str]:
-    """Name the levels that other processors of this family may need and this library lacks."""
+    """Return the levels that other processors of this family may need and this library lacks."""
     built = load().hr_built().decode().split()
     return [name for name in LEVELS if name not in built]
 
 
 def tiles_refused() -> str | None:
-    """Say why level `TILES` cannot serve here, as half a sentence; None if it can.
+    """Explain why level `TILES` cannot serve here, as half a sentence; None if it can.
 
     On x86-64 the first call in a process asks Linux for the permission to use tiles.
     """
@@ -131,11 +131,11 @@ def tiles_refused() -> str | None:
 
 
 class Team:
-    """A team of threads at one ISA level. Two teams in one process do not know of each other."""
+    """A thread pool at one ISA level. Two pools in one process are independent."""
 
     watch: ClassVar[Callable[[int, int, int, int], None] | None] = None
-    """Told of every call of every team behind it, with the addresses of its records, their number,
-    the address of its step and that of the seconds of each record (`timing.timed`)."""
+    """Called for every call of every pool, with the address of its records, their number, the
+    address of its step and that of the seconds of each record (`timing.timed`)."""
 
     def __init__(self, threads: int, level: str | None = None) -> None:
         self._library = load()
@@ -155,7 +155,7 @@ class Team:
         self.run_at(ctypes.addressof(records), count, ctypes.addressof(step))
 
     def run_at(self, records: int, count: int, step: int) -> None:
-        """`run` by addresses, for who runs the same records again and again."""
+        """Run by addresses, for callers that run the same records again and again."""
         watch = Team.watch
         room = None if watch is None else (c_double * count)()
         seconds = None if room is None else ctypes.addressof(room)
@@ -166,11 +166,11 @@ class Team:
             watch(records, count, step, seconds)
 
     def read_bandwidth(self, data: npt.NDArray[np.uint8]) -> float:
-        """Bytes a second of one read of all of `data` (uint8) by the whole team."""
+        """Return the bytes a second of one read of all of `data` (uint8) by the whole pool."""
         return float(self._library.hr_probe_read(self.handle, address(data), data.nbytes))
 
     def int8_rate(self, iterations: int = 2_000_000) -> float:
-        """int8 operations a second on registers: the ceiling of every quantised product."""
+        """Return int8 operations a second on registers: the ceiling of every quantised product."""
         return float(self._library.hr_probe_int8(self.handle, iterations))
 
 
@@ -179,11 +179,11 @@ _WHY: dict[int, Exception] = {
     -2: EngineFault("another rank of the group is gone"),
     -3: EngineFault("the ranks of the group are not in one place of one program"),
 }
-"""By what `hr_run` returns."""
+"""Errors by the return value of `hr_run`."""
 
 
 def meet(fence: int, ranks: int, sign: int) -> None:
-    """Wait at a fence for the other ranks, who must come with the same sign (csrc/ranks.h). Raises
+    """Wait at a fence for the other ranks, which must bring the same sign (csrc/ranks.h). Raises
     `EngineFault`."""
     ended = load().hr_meet(fence, ranks, sign)
     if ended:
@@ -191,7 +191,7 @@ def meet(fence: int, ranks: int, sign: int) -> None:
 
 
 def allocate(size: int) -> npt.NDArray[np.uint8]:
-    """Zeroed uint8[size], aligned to 2 MiB and on huge pages where the system gives them.
+    """Allocate zeroed uint8[size], aligned to 2 MiB and on huge pages if the system has them.
 
     Memory is taken page by page as it is first touched. Raises `MemoryError`.
     """
@@ -201,13 +201,13 @@ def allocate(size: int) -> npt.NDArray[np.uint8]:
     if not at:
         raise MemoryError(f"no {room:,} bytes of memory")
     array = (ctypes.c_uint8 * room).from_address(at)
-    # What is made of it keeps `array` alive; when that goes, so does the memory.
+    # Views of `array` keep it alive; its memory is freed with it.
     weakref.finalize(array, library.hr_release, at, room).atexit = False
     return np.frombuffer(memoryview(array), np.uint8)[:size]
 
 
 def forget(address: int, size: int) -> None:
-    """Give back the whole pages inside: a mapping of a file reads them again, others zeros."""
+    """Release the whole pages inside: a file mapping reads them again, other memory is zero."""
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE - first
     if length > 0 and hasattr(mmap, "MADV_DONTNEED"):

@@ -88,7 +88,7 @@ class Lowering(Fusion):
         self._hand_over(self._make_floats(node.out[0]), node.out[0], -1)
 
     def hand_on(self, value: Value) -> None:
-        """End with handing the rows of an output to the next stage."""
+        """End by handing the rows of an output to the next stage."""
         self._hand_over(self._matrix(value), value, 1)
 
     def _hand_over(self, rows: Matrix, value: Value, step: int) -> None:
@@ -203,7 +203,7 @@ class Lowering(Fusion):
             self._emit("scale", emit.scale(y, out.width, spec.scale))
 
     def _quantised(self, x: Value, node: Node) -> HrQuantised:
-        """Return the codes of a node's input; make them here if the node wants some and there are
+        """Return the codes of a node's input; make them here if the node needs them and there are
         none."""
         if self._reads_codes(node) and x not in self._codes:
             floats = self._matrix(x)
@@ -278,7 +278,7 @@ class Lowering(Fusion):
         spec = node.spec
         assert isinstance(spec, AttentionSpec)
         if spec.bidirectional and _is_kept(self._cache, spec):
-            # Products with K and V in codes take less than half of those in fp32.
+            # Products with quantised K and V take less than half the time of fp32.
             qkv, made = self._matrix(node.reads[0]), self._outputs(node.out[0], grain=spec.size)
             self._emit("rope", emit.rope(self._kv(spec), qkv, spec, (), None))
             given = self._kv(spec), qkv, *made, None
@@ -374,8 +374,8 @@ class Lowering(Fusion):
 
 
 def _is_kept(cache: KvCache, spec: AttentionSpec) -> bool:
-    """Return whether a cache has room for K and V of bidirectional attention, which the step's own
-    tokens alone read."""
+    """Return whether a cache has room for K and V of bidirectional attention, which only the step's
+    own tokens read."""
     return isinstance(cache.layers, Mapping) and spec.layer in cache.layers
 
 
@@ -384,5 +384,5 @@ def _activation(node: Node | None) -> str | None:
 
 
 def tables(graph: Graph) -> list[WeightRef]:
-    """Return the tables that are read row by row; those of bags are read again and again."""
+    """Return the tables that are read row by row, except those of bags, which are read often."""
     return [node.weights[0] for node in graph.nodes if isinstance(node.spec, EmbedSpec)]

@@ -1,4 +1,4 @@
-"""Memory of a model file's mapping: pages of packed weights go back, those of tables mostly."""
+"""Page release in a model file's mapping, for packed weights and for tables."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from ..weights import BlockWeight, DenseWeight, Weight
 from .library import forget
 
 MOST_ROWS = 256
-"""Rows that are read before the pages go back: at 64 KiB each, at most 16 MiB and one step's."""
+"""Rows read before the pages are released: at 64 KiB each, at most 16 MiB and one step's."""
 
 
 def give_back(data: Array) -> None:
-    """Drop the pages of a mapped array: few will be wanted again. Other arrays stay."""
+    """Release the pages of a mapped array, few of which are needed again. Other arrays stay."""
     if mapped(data):
         forget(address(data), data.nbytes)
 
 
 class MappedRows:
-    """Embedding table in the mapping of the model's file, whose pages are given back.
+    """Embedding table in the mapping of the model's file, whose pages are released regularly.
 
-    A row is some hundred bytes, but the system maps sixteen pages around each that is touched. So
-    after a few thousand tokens the whole table counts as memory of this process. The page cache
-    keeps it either way: to map a row's pages again takes a microsecond or two.
+    A row is some hundred bytes, but the system maps sixteen pages around each touched one. So after
+    a few thousand tokens the whole table counts as memory of this process. The page cache keeps it
+    anyway: mapping a row's pages again takes a microsecond or two.
     """
 
     def __init__(self, weight: Weight) -> None:
@@ -30,7 +30,7 @@ class MappedRows:
         self._rows = 0
 
     def read(self, rows: int) -> None:
-        """Count the rows that were read; give the pages back after `MOST_ROWS`."""
+        """Count the rows that were read; release the pages after `MOST_ROWS`."""
         if self._data is None:
             return
         self._rows += rows

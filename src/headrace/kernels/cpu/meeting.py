@@ -1,5 +1,5 @@
-"""Meetings of ranks by the library: as records, so that stages which run lowered programs, and
-ranks on other hosts, meet with those that interpret."""
+"""Meetings of ranks by the library, as records. So ranks that interpret can meet stages that run
+lowered programs, and ranks on other hosts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LibraryMeeting:
 
 
 def meeting_of(memory: RankMemory) -> Meeting:
-    """Return the library's meetings, or the memory's own where there is no library."""
+    """Return the library's meetings, or those of the memory if there is no library."""
     try:
         return LibraryMeeting(memory)
     except LibraryAbsent:

@@ -81,11 +81,11 @@ def of(node: Node, weights: Prepared) -> Mixture:
 
 
 class Placed:
-    """Room for rows in the order of their experts, for `rows` rows that go to `active` experts
+    """Working memory for rows in the order of their experts: `rows` rows with `active` experts
     each.
 
-    `take` gives memory of all ranks. Each rank makes a part of the columns between up and down; or,
-    if whole experts are `dealt` out to ranks, the results of its experts.
+    `take` returns memory of all ranks. Each rank makes a part of the columns between up and down,
+    or the results of its own experts if whole experts are `dealt` to ranks.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Placed:
 
 
 def deal_of(dealing: Dealing, mixture: int, placed: Placed) -> HrDeal:
-    """Describe the placement of a mixture's experts: this rank's own, and the place of their
+    """Describe the placement of a mixture's experts: this rank's experts, and the place of their
     results."""
     owners, went, values = dealing.owners[mixture], dealing.went[mixture], placed.values
     assert values is not None
@@ -153,10 +153,9 @@ def experts(
     share: ExchangeSpec | None = None,
     deal: HrDeal | None = None,
 ) -> list[Emitted]:
-    """Emit rows to their experts, up and down; `x` and `floats` are the experts' inputs. `how`:
+    """Emit the placement of rows, up and down; `x` and `floats` are the experts' inputs. `how`:
     their activation, and whether routing weights multiply the inputs. `share`: the columns between
-    up and down that are made here, if these are not all that `down` reads. With a `deal` there is a
-    fourth record, which sums."""
+    up and down made here, if not all. With a `deal` a fourth record sums."""
     count = len(mixture.down)
     out, inner = mixture.down[0].shape
     matrices = (HrPart * (3 * count))()

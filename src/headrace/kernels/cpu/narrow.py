@@ -1,4 +1,4 @@
-"""Dense matrices narrowed while they are loaded, and the measured error."""
+"""Dense matrices quantised while they are loaded, and the measured error."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Encode = Callable[[str, Array], npt.NDArray[np.uint8]]
 SAMPLES = 64
 """Rows of each matrix, evenly spread, on which the error is measured."""
 _AT_ONCE = 1 << 20
-"""Numbers that are encoded at a time: encoders take some ten bytes for each."""
+"""Numbers encoded at a time: encoders take some ten bytes for each."""
 _LEAST, _SMALL = 32, 256
-"""Outputs below which a matrix stays dense, or keeps eight bits: routers and gates of states."""
+"""Outputs below which a matrix stays dense, or gets eight bits: routers, gates of states."""
 
 
 @dataclass(slots=True)
 class NarrowWeight:
-    """Matrix that is to be blocks of `kind`, made only if no panels of it are kept."""
+    """Matrix to become blocks of `kind`, made only if no panels of it are kept."""
 
     kind: str
     source: DenseWeight | BlockWeight
@@ -60,7 +60,7 @@ class NarrowWeight:
 
 
 class Narrowing:
-    """Choice of each matrix's kind with `--quantise int8` or `int4`, and the loss from it."""
+    """Choice of each matrix's kind with `--quantise int8` or `int4`, and the measured loss."""
 
     def __init__(self, wish: str) -> None:
         self.wish = wish
@@ -68,7 +68,7 @@ class Narrowing:
         self._worst = (0.0, "")
 
     def kind(self, weight: DenseWeight, role: Role) -> str | None:
-        """Return the kind that the weight becomes; None: it stays as it is."""
+        """Return the kind that the weight becomes; None: it stays unchanged."""
         out, width = weight.shape
         if role not in ("linear", "moe", "logits") or width % 32 or out < _LEAST:
             return None
@@ -77,11 +77,10 @@ class Narrowing:
         return "Q4_K" if width % 256 == 0 else "Q4_0"
 
     def measure(self, weight: NarrowWeight, expand: Callable[[BlockWeight], Array]) -> None:
-        """Compare some rows of it with the numbers that `expand` makes of their blocks."""
+        """Compare some of its rows with the numbers that `expand` makes of their blocks."""
         out = weight.shape[0]
         which = np.linspace(0, out - 1, min(out, SAMPLES)).astype(np.intp)
-        # Sums of squares in place: fresh memory for each of them costs more than everything else
-        # here.
+        # Sums of squares in place: fresh memory for each would cost more than everything else here.
         wanted, found = floats(weight.source.data[which]), expand(weight.rows(which))
         found -= wanted
         found *= found
@@ -93,7 +92,7 @@ class Narrowing:
         self._worst = max(self._worst, (math.sqrt(lost / size) if size else 0.0, weight.name))
 
     def decision(self) -> Decision:
-        """Report the narrowed matrices and the measured error."""
+        """Report the quantised matrices and the measured error."""
         if not self._matrices:
             reason = f"{self.wish} has no effect: no matrix of the model is dense and large enough"
             return Decision("quantise", "auto", reason)

@@ -1,7 +1,7 @@
 """The operators one by one: each call builds its records and runs them at once.
 
 The model's step uses `program` instead. Prompt log-probabilities, tests and steps beyond a
-program's limits go this way. Arrays of both kinds go in; results are of the kind of the inputs.
+program's limits use these. Inputs are arrays of either kind; results are of the same kind.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CpuOperators:
         quantise: str = "auto",
     ) -> None:
         """`team`: a thread pool to use in place of a new one; `quantise`: "int8" or "int4", the
-        kind that dense matrices become."""
+        target kind of dense matrices."""
         self.team = team or Team(threads, level)
         self._packer = Packer(self.team, shelf)
         self.drawing = drawing(self.team)
@@ -68,7 +68,7 @@ class CpuOperators:
 
     @property
     def told(self) -> list[Decision]:
-        """Decisions that loading the weights has shown."""
+        """Decisions made while loading the weights."""
         return self._sources.told
 
     def _expand(self, blocks: BlockWeight) -> Array:

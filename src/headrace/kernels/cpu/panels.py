@@ -1,4 +1,4 @@
-"""Weights in panels: repacked from the file's blocks or from dense tensors, or found repacked."""
+"""Weights in panels: repacked from a file's blocks or dense tensors, or found in the cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOW_SHARE = LOW_BYTES / UNIT_BYTES
 """Share of the low plane in `PLANES`."""
 _CHUNK = 64 << 20
 _AT_ONCE = 32 << 20
-"""Bytes of a weight that are packed before its pages go back."""
+"""Bytes of a weight that are packed before its pages are released."""
 _ALIGNMENT = 64
 
 
@@ -70,7 +70,7 @@ def pack(
         load().hr_pack_coded(team.handle, *given)
         return PanelWeight(kind, target, weight.shape, weight.order)
     row_bytes = data.nbytes // out
-    # Each plane holds all panels together, so a weight in planes is packed at once.
+    # Each plane holds all panels, so a weight in planes is packed at once.
     step = out if kind == PLANES else max(1, _AT_ONCE // row_bytes // OUTPUTS) * OUTPUTS
     for first in range(0, out, step):
         rows = min(step, out - first)
@@ -82,10 +82,10 @@ def pack(
 
 
 class Packer:
-    """Packer of one model's weights into few regions of huge pages; it finds kept ones on a shelf.
+    """Packer of one model's weights into a few regions of huge pages; kept ones come from a shelf.
 
-    Regions are shared by weights: one region of 2 MiB pages for each of the small matrices of a
-    layer would waste more than half of the default model's size.
+    Weights share regions: separate 2 MiB pages for the small matrices of each layer would waste
+    more than half of the default model's size.
     """
 
     def __init__(self, team: Team, shelf: Shelf | None = None) -> None:
@@ -94,12 +94,12 @@ class Packer:
         self._proven: set[str] = set()
 
     def pack(self, weight: Source, *, planes: bool = False) -> PanelWeight:
-        """Return the weight in panels. The pages of a mapped source are given back. So are those of
-        panels that the shelf took: they are not read until it gives them again."""
+        """Return the weight in panels. The pages of a mapped source are released. So are those of
+        panels that the shelf took: they are not read until it returns them."""
         kind, shape, shelf = panel_kind(weight, planes), weight.shape, self._shelf
         found = self._find(weight, kind, shape)
         if found is not None:
-            _give_back(weight)  # Rows of it were read, to measure or to prove.
+            _give_back(weight)  # Some rows of it were read, to measure or to check.
             return found
         if isinstance(weight, KeptWeight):
             return self.pack(weight.read(), planes=planes)
@@ -110,8 +110,7 @@ class Packer:
 
             def replace(kept: npt.NDArray[Any]) -> None:
                 packed.data = kept
-                # Any remaining part of a region, even an empty one, keeps the whole region in
-                # memory.
+                # Any remaining view of a region, even an empty one, keeps all of it in memory.
                 self._region = np.empty(0, np.uint8)
 
             if shelf.keep(weight.name, kind, shape, packed.data, replace):
@@ -128,7 +127,7 @@ class Packer:
         order = weight.order if isinstance(weight, CodedWeight | KeptWeight) else None
         panels = PanelWeight(kind, kept, shape, order)
         if kind not in self._proven:
-            # This finds a change of the layout without a change of its version number.
+            # This detects a change of the layout without a new version number.
             if not self._proof(weight, panels):
                 shelf.refuse(f"{weight.name} is not laid out as this version lays it out")
                 return None
@@ -162,7 +161,7 @@ class Packer:
 
 
 def _give_back(weight: Source) -> None:
-    """Drop the pages of a mapped weight: few will be wanted again."""
+    """Release the pages of a mapped weight, few of which are needed again."""
     source = weight.source if isinstance(weight, NarrowWeight) else weight
     if isinstance(source, DenseWeight | BlockWeight):
         give_back(source.data)

@@ -1,8 +1,8 @@
 """A part's graph as records that run in pieces, from node to node.
 
-Between two pieces another item may run: then the values that later nodes read are copied out of the
-records' buffers, and back. Nodes whose rows differ in number (frames, positions) run by steps of
-their own.
+Between two pieces another item may run: then values for later nodes are copied out of the records'
+buffers, and back later. Nodes with different numbers of rows (frames, positions) have separate
+steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class PieceItem:
-    """An item under way: its step, and the values that lie outside of the buffers meanwhile."""
+    """An item under way: its step, and the values saved outside of the buffers meanwhile."""
 
     def __init__(self, batch: StepBatch, values: dict[Value, Floats]) -> None:
         self.units = len(batch.tokens)
@@ -57,14 +57,14 @@ class LoweredPieces:
         self._lowering = Lowering(graph, weights, cache, Arena(rows, None, None), {})
         self._records = emit.program(self._lowering.run())
         self._laid: PieceItem | None = None
-        """Item whose values are in the buffers."""
+        """The item whose values are in the buffers."""
 
     def begin(self, batch: StepBatch, *given: Floats) -> PieceItem:
         """Begin an item with the arrays of the graph's inputs."""
         return PieceItem(batch, dict(zip(self._graph.inputs, given, strict=True)))
 
     def run(self, item: PieceItem, last: int) -> None:
-        """Run an item's nodes up to before `last`."""
+        """Run an item's nodes before `last` that have not run."""
         self._lay_down(item)
         nodes, ends = self._graph.nodes, self._lowering.ends
         for rows, some in groupby(range(item.at, last), lambda index: nodes[index].out[0].rows):
@@ -81,7 +81,7 @@ class LoweredPieces:
             self._laid = None
 
     def rows(self, item: PieceItem, value: Value) -> Floats:
-        """Return the rows of a value right after the node that makes it, in their buffer."""
+        """Return the rows of a value, in their buffer, right after its node has run."""
         return self._lowering.floats(value)[: value.rows.of(item.units)]
 
     def _lay_down(self, item: PieceItem) -> None:
@@ -99,7 +99,7 @@ class LoweredPieces:
 def pieces_of(
     operators: Provider, graph: Graph, weights: Prepared, units: int, cache: KvCache = NOTHING
 ) -> LoweredPieces | None:
-    """Lower a part for items of at most `units` units, which writes to `cache`; None: other
+    """Lower a part, which writes to `cache`, for items of at most `units` units. None: other
     operators serve it, or something in it has no record."""
     team = getattr(operators, "team", None)
     if not isinstance(team, Team) or not operators.host:

@@ -37,7 +37,7 @@ class Variant(NamedTuple):
     every: bool = False
     """Hidden states of all tokens, not only of those that sample."""
     adapted: bool = False
-    """Whether the adapters of `StepBatch.adapters` add to each product named in
+    """Whether the adapters of `StepBatch.adapters` add to the products in
     `CallByCall.additions`."""
     scattered: int = 0
     """`Model.scattered_of`."""
@@ -55,7 +55,7 @@ def compile_program(
 ) -> CpuProgram | None:
     """Compile the step of `plain`'s model to records; None: something in it has no record.
 
-    It may use the buffers of `beside`: then the results of either are valid until the next call of
+    It may share the buffers of `beside`: then the results of each are valid until the next call of
     either.
     """
     try:
@@ -109,7 +109,7 @@ class CpuProgram:
             for name, value in graph.outputs.items()
             if name not in known
         }
-        # [0, 0] for a model without a head over a vocabulary, which is never asked for tokens.
+        # [0, 0] for a model without a vocabulary head, which is never asked for tokens.
         self._logits = self._hidden[:0, :0] if logits is None else lowering.floats(logits)
         self._records = emit.program(self._emitted)
         first, count = ctypes.addressof(self._records), len(self._emitted)
@@ -122,9 +122,9 @@ class CpuProgram:
         self._tables = [MappedRows(weights.weight(table)) for table in tables(graph)]
         self._step = HrStep()
         self._filled: StepBatch | None = None
-        """Batch of `_step` and `_outputs`, if it may come again as it is."""
+        """The batch in `_step` and `_outputs`, if it may come again unchanged."""
         self._wanted: Want | None = None
-        """Outputs that `_at` and `_outputs` stand for."""
+        """The outputs for which `_at` and `_outputs` are set."""
         self._at = first, count, ctypes.addressof(self._step)
         self._outputs = Outputs()
 
@@ -175,7 +175,7 @@ class CpuProgram:
             for record, first in self._scattered:
                 assert batch.encoded is not None, "this variant is for rows of other parts"
                 emit.fill_scatter(record, batch.encoded.rows, batch.encoded.places, first)
-            # Adapters, rows of other parts and turns come in new memory with every step.
+            # Adapters, rows of other parts and turns are in new memory at every step.
             new = batch.adapters is not None or batch.turns is not None
             again = batch.fixed and not new and batch.encoded is None
             self._filled = batch if again else None
@@ -210,7 +210,7 @@ class _End:
 
 
 class _GreedyHead(_End):
-    """End whose last record gives the most likely tokens in place of the logits."""
+    """End whose last record gives the most likely tokens instead of the logits."""
 
     def __init__(
         self, lowering: Lowering, threads: int, rows: int, commons: RankMemory | None
@@ -229,7 +229,7 @@ class _GreedyHead(_End):
 
 
 class _DrawingEnd(_End):
-    """End with one more record: tokens from the logits, by rules."""
+    """End with an additional record: tokens from the logits, by rules."""
 
     def __init__(self, emitted: list[Emitted], logits: npt.NDArray[np.float32]) -> None:
         tokens = np.zeros(len(logits), np.int64)
@@ -240,8 +240,8 @@ class _DrawingEnd(_End):
         self._rules: npt.NDArray[np.void] | None = None
 
     def use(self, rules: npt.NDArray[np.void] | None) -> None:
-        """Draw the next steps by `rules` [R], which must live until others come; None: every row
-        takes its most likely token."""
+        """Draw the next steps by `rules` [R], which must live until they are replaced; None: every
+        row takes its most likely token."""
         if rules is None:
             rules = self._most_likely
         if rules is not self._rules:

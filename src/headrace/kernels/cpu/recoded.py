@@ -1,7 +1,7 @@
-"""Blocks without panels of their own, recoded as kinds that have panels and hold the same numbers.
+"""Blocks without panels of their own, recoded as kinds with panels that hold the same numbers.
 
 Q3_K is w = d · s · (code - 4) with eight codes and scales s of six bits, for each 16 weights: Q6_K
-with codes higher by 28. Q2_K has an offset for each 16 weights, which no other format has, so it
+with codes higher by 28. Q2_K has an offset for each 16 weights, unlike all other formats, so it
 becomes plain numbers.
 """
 
@@ -21,7 +21,7 @@ def _six_bits(b: Bytes) -> Bytes:
     """Convert blocks of Q3_K [n, 110] to Q6_K [n, 210]."""
     low, high = split(b[:, 96:104], 4, 8), split(b[:, 104:108], 2, 4)
     scales = (low | (high << 4)).view(np.int8) - np.int8(32)
-    # The third bit is worth 4; stored clear it means that 4 is subtracted.
+    # The third bit is worth 4; if it is clear, 4 is subtracted.
     third: Bytes = split(b[:, :32], 1, 32) << np.uint8(2)
     codes: Bytes = (split(b[:, 32:96], 2, 32) | third) + np.uint8(28)
     low, high = join(codes & np.uint8(15), 4, 64), join(codes >> np.uint8(4), 2, 32)
@@ -49,7 +49,7 @@ RECODED = frozenset(_RECODED)
 
 
 def recoded(weight: BlockWeight) -> NarrowWeight:
-    """Wrap a weight of a kind in `RECODED` as one that has panels; it is made only if none are
+    """Wrap a weight of a kind in `RECODED` as one that has panels; it is recoded only if none are
     kept."""
     kind, size, change = _RECODED[weight.kind]
 

@@ -28,7 +28,7 @@ ACTIVATED = HEADER.enums["HrInto"]["HR_ACTIVATED"]
 """HrInto of a product that goes through an activation: this plus the activation's number."""
 ROWS_N, ROWS_R, ROWS_T = HEADER.enums["HrRows"].values()
 BOUNDED = HEADER.numbers["HR_BOUNDED"]
-"""Most rows for which bounding the logits first is worth it (docs/kernels.md)."""
+"""Most rows for which bounding the logits first pays off (docs/kernels.md)."""
 SIX = HEADER.numbers["HR_SIX"]
 """Number of rows of quantised activations that are interleaved."""
 UNIT = 32
@@ -58,7 +58,7 @@ class HrLinear(Structure):
 
 @HEADER.laid
 class HrWorth(Structure):
-    """Account of a thread: whether bounds of the logits are worth it."""
+    """A thread's account of whether bounds of the logits pay off."""
 
 
 @HEADER.laid
@@ -73,7 +73,7 @@ class HrSpan(Structure):
 
 @HEADER.laid
 class HrDeal(Structure):
-    """Experts of a mixture that this rank has."""
+    """Experts of a mixture on this rank."""
 
 
 @HEADER.laid
@@ -88,7 +88,7 @@ class HrRecord(Structure):
 
 @HEADER.laid
 class HrStep(Structure):
-    """Header of a step: what changes from step to step."""
+    """Header of a step: everything that changes from step to step."""
 
 
 STRUCTS = {code: HEADER.struct(name) for code, name in HEADER.codes.values()}

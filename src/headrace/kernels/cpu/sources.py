@@ -1,4 +1,4 @@
-"""Sources of panels, weight by weight: as it came, as exact codes, or in fewer bits."""
+"""Sources of panels, weight by weight: unchanged, as exact codes, or in fewer bits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .recoded import RECODED, recoded
 
 
 def table(weight: Weight) -> BlockWeight | DenseWeight:
-    """Prepare a weight that is read row by row; the file's own blocks can be."""
+    """Prepare a weight that is read row by row, which the file's own blocks allow."""
     if isinstance(weight, PackedWeight | Fp8Weight):
         return DenseWeight(values(weight), weight.name)
     assert isinstance(weight, DenseWeight | BlockWeight)
@@ -47,7 +47,7 @@ class PanelSources:
         expand: Callable[[BlockWeight], Array],
         shelf: Shelf | None = None,
     ) -> None:
-        """`quantise`: the kind that dense matrices become; `expand` gives the numbers of blocks."""
+        """`quantise`: the target kind of dense matrices; `expand` returns the numbers of blocks."""
         self._encode = encode
         self._shelf = shelf
         self._narrowing = Narrowing(quantise) if quantise in CPU_VALUES["quantise"] else None
@@ -59,7 +59,7 @@ class PanelSources:
     def of(self, weight: Weight, role: Role) -> list[Source]:
         """Return one source, or one for each part."""
         parts = weight.parts if isinstance(weight, StackedWeight) else (weight,)
-        # All parts read their inputs in one order, or each in the model's own.
+        # All parts read their inputs in one order, or each in the model's order.
         ordered = role == "linear" and one_order(parts)
         return [self._one(part, role, ordered) for part in parts]
 
@@ -78,7 +78,7 @@ class PanelSources:
         return weight
 
     def _exact(self, weight: PackedWeight | Fp8Weight | LateWeight, ordered: bool) -> Source:
-        """Return a source that holds the numbers of codes. A `LateWeight` whose panels are kept is
+        """Return a source that holds the codes' exact numbers. A `LateWeight` with kept panels is
         not read."""
 
         def read() -> CodedWeight | DenseWeight | BlockWeight:
@@ -103,14 +103,14 @@ class PanelSources:
 
     @property
     def told(self) -> list[Decision]:
-        """Decisions that loading the weights has shown."""
-        told = [] if self._narrowing is None else [self._narrowing.decision()]
+        """Decisions made while loading the weights."""
+        made = [] if self._narrowing is None else [self._narrowing.decision()]
         if self._in_floats:
             count, first = len(self._in_floats), self._in_floats[0]
             why = f"no panels hold their numbers exactly ({first} …): four bytes a weight are read"
-            told.append(Decision("matrices in fp32", str(count), why))
+            made.append(Decision("matrices in fp32", str(count), why))
         for (kind, panels), count in self._recoded.items():
             read = packed_bytes(panels, (16, 256)) / 512
             why = f"{count} matrices: no panels of their own; {read:.3g} bits a weight are read"
-            told.append(Decision(f"matrices in {kind}", f"panels of {panels}", why))
-        return told
+            made.append(Decision(f"matrices in {kind}", f"panels of {panels}", why))
+        return made

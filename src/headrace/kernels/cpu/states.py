@@ -14,14 +14,14 @@ from .records import ACTIVATIONS, ROWS_N, HrQuantised
 def multiply(
     x: Matrix, gate: Matrix, size: int, activation: str, y: Matrix | None, q: HrQuantised, rows: int
 ) -> Emitted:
-    """Emit x · act(gate), for the rows that `rows` names."""
+    """Emit x · act(gate) for the rows that `rows` names."""
     return record("MULTIPLY", x, gate, y or NOWHERE, q, size, ACTIVATIONS[activation], rows)
 
 
 def short_conv(
     x: Matrix, spec: ConvSpec, vectors: Sequence[Array], layer: StateLayer, group: int, y: Matrix
 ) -> Emitted:
-    """Emit a short convolution. `vectors`: the taps, tap by tap, and perhaps a bias."""
+    """Emit a short convolution. `vectors`: the kernel, tap by tap, and an optional bias."""
     taps, *bias = vectors
     assert contiguous(layer.inputs)
     _, room, channels = layer.inputs.shape
@@ -38,8 +38,8 @@ def recurrence(
     group: int,
     y: Matrix,
 ) -> Iterator[Emitted]:
-    """Emit the recurrence of the node's inputs and vectors, in their order; a state space is
-    followed by its norms."""
+    """Emit the recurrence of the node's inputs and vectors, in order; for a state space its norms
+    follow."""
     assert layer.state is not None
     assert layer.tail is not None
     assert contiguous(layer.state)

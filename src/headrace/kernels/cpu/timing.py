@@ -24,7 +24,7 @@ _OTHERS = {
     "sample": "PICK SAMPLE DRAW",
     "short_conv": "CONV",
 }
-"""Operator → its records, unless its only one has its name."""
+"""Operator → its records, unless a single one has its name."""
 NAMES: dict[int, str] = {number: code.lower() for code, number in CODES.items()}
 """Operator by the code of a record."""
 NAMES |= {CODES[code]: name for name, codes in _OTHERS.items() for code in codes.split()}
@@ -32,8 +32,8 @@ NAMES |= {CODES[code]: name for name, codes in _OTHERS.items() for code in codes
 
 @contextmanager
 def timed() -> Iterator[list[Timed]]:
-    """Yield a list that records, in order, the operators that run meanwhile. For one calling
-    thread, as in a profile."""
+    """Yield a list that records the operators that run meanwhile, in order. For one calling thread,
+    as in a profile."""
     found: list[Timed] = []
 
     def note(records: int, count: int, step: int, seconds: int) -> None:

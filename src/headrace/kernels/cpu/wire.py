@@ -10,11 +10,11 @@ from .library import load
 
 
 class Wire:
-    """Sockets by which ranks of a fence without common memory meet: see csrc/wire.h."""
+    """Sockets through which ranks without shared memory meet at a fence: see csrc/wire.h."""
 
     def __init__(self, commons: RankMemory, sockets: Sequence[int]) -> None:
-        """`commons` is this process's own. `sockets`: descriptors by process, a stage's together,
-        -1 for its own; they stay open until `close`."""
+        """`commons` is this process's own. `sockets`: descriptors by process, stage by stage, -1
+        for its own; they stay open until `close`."""
         self._fence = commons.fence
         count, stages = len(sockets), commons.stages
         given = (c_int32 * count)(*sockets)
@@ -27,5 +27,5 @@ class Wire:
         return None if found < 0 else int(found)
 
     def close(self) -> None:
-        """Free the sockets' state; no rank may be meeting any more."""
+        """Free the sockets' state; no rank may be in a meeting."""
         load().hr_wire_free(self._fence)

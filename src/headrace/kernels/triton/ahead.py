@@ -34,7 +34,7 @@ EVERY = 2.0
 
 
 class CountedPool(ThreadPoolExecutor):
-    """Threads that say how much of what they were given is done."""
+    """Worker threads that report how many of the given tasks are done."""
 
     def __init__(self, threads: int, tell: Callable[[int, int], None]) -> None:
         super().__init__(threads, "headrace-compile")
@@ -62,8 +62,8 @@ def warm(plain: CallByCall, limits: StepLimits, draws: Callable[[torch.Tensor], 
 
 @contextmanager
 def compiled_together(threads: int | None = None) -> Iterator[CountedPool]:
-    """Inside, launches of Triton's kernels compile, together, and launch nothing; when it ends all
-    are compiled. Logs the progress; raises what compiling one of them raised."""
+    """Inside the block, launches of Triton kernels only compile, in parallel; at its end all are
+    compiled. Logs the progress; raises the error of a failed compilation."""
     run, last = JITFunction.run, time.monotonic()
 
     def tell(done: int, given: int) -> None:

@@ -1,39 +1,39 @@
 """Paged attention for entries of few tokens: flash decoding, split along the KV.
 
-Arithmetic. A query head reads nothing that its group does not share, so per entry and KV head the
-kernel moves 2 · L · E elements of K and V and does 4 · L · E · (H / G) operations a token: with
-bf16 KV that is 2 · H / G operations per byte, far below the ridge of any GPU (H200: 206), so
-bandwidth binds and the aim is to stream K and V once, from all multiprocessors. Entries that verify
-drafts have a few tokens; they read the same KV, and stay far below the ridge too.
+Arithmetic. All query heads of a group read the same KV. So per entry and KV head the kernel moves 2
+· L · E elements of K and V and does 4 · L · E · (H / G) operations a token. With bf16 KV that is 2
+· H / G operations per byte, far below the ridge of any GPU (H200: 206). So bandwidth binds, and the
+aim is to stream K and V once, from all multiprocessors. Entries that verify drafts have a few
+tokens; they read the same KV and are far below the ridge, too.
 
-Shape. One program takes one KV head and one *piece* of an entry's KV, from the list that the host
-makes (`attention_plan`): as many as keep the device busy, however long the sequences are and
-however unequal, and no more. The query rows of its H / G heads and of all tokens are packed into
-one tile (padded to 16, the tensor cores' size), so K and V are read once per KV head. The program
-of an entry and KV head that finishes last (a counter) joins all of its pieces, in order, as in
-`product_skinny`: a second kernel would be 3 of 120 microseconds at 32 x 4k and a fifth of the
-operator at one row. A piece's length follows from the step, so a row's rounding depends on the
-step's other rows (the deterministic mode has one kernel for all entries instead).
+Shape. One program takes one KV head and one *piece* of an entry's KV, from the host's list
+(`attention_plan`): just as many as keep the device busy, for any lengths of the sequences. The
+query rows of its H / G heads and of all tokens are packed into one tile (padded to 16, the tensor
+cores' size), so K and V are read once per KV head. The last program of an entry and KV head to
+finish (a counter) joins all of its pieces, in order, as in `product_skinny`. A second kernel would
+take 3 of 120 microseconds at 32 x 4k and a fifth of the operator at one row. A piece's length
+depends on the step, so a row's rounding depends on the step's other rows (the deterministic mode
+has one kernel for all entries instead).
 
 Codes. An 8-bit cache halves the bytes, and then instructions bind: at 4.8 TB/s each of an H200's
 528 schedulers has 790 slots for 4 KiB. Widened to bf16 the loop took 1,068 and 128 conversions at
 an eighth of the rate; as fp16 (`quantise.from_codes`) it takes 360 (machine code of sm_90). Keys
 become fp16 after the exchange of operands, so that only their codes pass through it (ADR 0031).
 
-Codes first. A cache in e4m3 keeps the tokens of a block's values side by side (`KvLayer.across`),
-as Hopper's instruction wants the side along which it sums. So keys, and values turned round, are
-the first sides of two products as they are, and none is converted. The second sides, the query and
-the weights, are two terms of e4m3 each (`two_terms`): both fill the 16 columns that eight rows
-would leave half empty, and have eight digits, as bf16 has. The scale of a value is in the exponent
-of its weight, so that the largest product of both is one, whatever the scales are.
+Codes first. A cache in e4m3 stores the tokens of a block's values contiguously (`KvLayer.across`),
+as Hopper's instruction requires along the summed dimension. So keys, and transposed values, are the
+first sides of two products without any conversion. The second sides, the query and the weights, are
+two terms of e4m3 each (`two_terms`). Both fill the 16 columns that eight rows would leave half
+empty, and together have eight digits, as bf16 has. The scale of a value is in the exponent of its
+weight, so that the largest product of both is one, for any scales.
 
 Latents. In latent attention all H heads share one key of 64 + 512 numbers, whose latent is the
 value too: 1,152 bytes a token in bf16 and 2,176 · H operations, 30 operations a byte with the 16
 heads of DeepSeek-V2-Lite (bandwidth binds), 242 with the 128 of V3, at the ridge. Heads fill the
 tile; more than `LATENT_HEADS` are several tiles, which read the same latents, the second time from
 L2. Each is loaded once and multiplied twice. Sums are four times as wide as those of other heads,
-so their pieces are joined by a kernel of its own (`attention_join`): the last program to finish
-would read 64 of them one after the other.
+so a separate kernel joins their pieces (`attention_join`): the last program to finish would have to
+read 64 of them in sequence.
 
 Source: Dao et al., "Flash-Decoding for long-context inference" (2023).
 """
@@ -402,10 +402,10 @@ def attention_decode(
     rope: int = 0,
     chunked: bool = False,
 ) -> None:
-    """Fill `out` [N, H, E] for the entries that `plan` cuts into pieces; rows of others are left
-    alone. `rope`: the count of rotated numbers that begin a key over latents; these columns of the
-    result are left alone too. `group_number`: the group whose pieces are used. `sinks` [H]: see
-    `Operators.attend`. `chunked`: windows are chunks.
+    """Fill `out` [N, H, E] for the entries that `plan` cuts into pieces; rows of others are
+    unchanged. `rope`: the count of rotated numbers at the start of a key over latents; these
+    columns of the result are unchanged, too. `group_number`: the group whose pieces are used.
+    `sinks` [H]: see `Operators.attend`. `chunked`: windows are chunks.
 
     `tickets` [entries · G or more] int32: zero before and after, see `split.make_tickets`.
 

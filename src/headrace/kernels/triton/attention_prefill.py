@@ -5,25 +5,23 @@ Arithmetic. A chunk of C tokens after P earlier ones does 4 · E · H · C · (P
 so the tensor cores bind and the aim is to keep both products (q · kᵀ and p · v) on them.
 
 Shape. A program takes `ROWS` query rows of one entry and one KV head: `ROWS / (H / G)` tokens with
-all the query heads that share the KV head packed below each other, so K and V are read once per
-group. A program finds its entry by bisection over the list of chunks that the host makes
-(`attention_plan`; each chunk starts at its own tile). Entries that decode are not in this list:
-with 862 of them a prompt of 1,000 tokens had 889 programs that left at once for 32 that worked. The
-loop over the KV runs unmasked up to the first token of the tile and masked over the diagonal. Tiles
-along the KV start at multiples of `TILE` from the sequence's start: a row sums in the same order
-however its prompt was cut.
+all query heads of the KV head stacked, so K and V are read once per group. A program finds its
+entry by bisection in the host's list of chunks (`attention_plan`; each chunk starts at its own
+tile). Decoding entries are not in this list: with 862 of them a prompt of 1,000 tokens had 889
+programs that exited at once and 32 that worked. The loop over the KV is unmasked up to the first
+token of the tile and masked over the diagonal. Tiles along the KV start at multiples of `TILE` from
+the sequence's start, so a row sums in the same order for any division of its prompt.
 
-Order. Causal tiles differ in work by as much as there are tokens. Programs are handed out by their
-number, so the longest come first: the last tiles of all KV heads, then the ones before them. That
-ends within 3 % of the work divided by the multiprocessors wherever a step has several tiles for
-each, as a persistent kernel with a queue would; one head after the other, first tiles first, was
-6 % over it at 8,192 tokens, 30 % at 2,048. Heads whose KV would not stay in L2 together come in
-sections, one after the other.
+Order. Causal tiles differ much in work. Programs start in the order of their numbers, so the
+longest come first: the last tiles of all KV heads, then the preceding ones. With several tiles per
+multiprocessor, this takes at most 3 % more than the work divided by the multiprocessors, like a
+persistent kernel with a queue. One head after the other, first tiles first, took 6 % more at 8,192
+tokens, 30 % at 2,048. Heads whose KV does not fit into L2 together are processed in sections.
 
-Latents (see `attention_decode`) take 2,176 operations of a head where keys and values of 192 and
-128 numbers would take 640, and nothing is unpacked. Prompts so pay 3.4 times the operations of
-expanded heads, in attention alone: below some thousand tokens of context their other products are
-more. Tiles have 64 rows; a row's sums of 512 are 128 registers of eight warps.
+Latents (see `attention_decode`) take 2,176 operations per head, where keys and values of 192 and
+128 numbers would take 640, but nothing is unpacked. So prompts take 3.4 times the operations of
+expanded heads, but only in attention: below some thousand tokens of context other products
+dominate. Tiles have 64 rows; a row's sums of 512 are 128 registers of eight warps.
 
 Sources: Dao, "FlashAttention-2" (2023); packing of grouped heads as in flash decoding; sections of
 heads and the reversed order as in FlashAttention-3's scheduler.

@@ -4,8 +4,8 @@ numbers into fp32.
 `torch._scaled_mm` with a scale per row goes to cuBLASLt from CUDA 12.9 on. That has no kernel for
 some long matrices with few rows (K 9,216 → N 3,072 up to 256 rows on an H100, pytorch/ao issue
 4582), and raises an error for them. These sizes depend on the library's version, so each size is
-tried once before the first product that would use it, with the row counts at which it may choose
-another kernel. That is in the first step after loading, before anything is captured.
+tried once before its first product, with the row counts at which the library may choose another
+kernel. This happens in the first step after loading, before anything is captured.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ the library, whether it pads each column of blocks or not."""
 
 
 class ScaledProducts:
-    """Products of e4m3 by the library: with a scale per row of both sides; and of many rows with
-    one per 128 inputs of a row and per block of 128 x 128 of the weight, cuBLASLt has those for
-    devices of compute capability 9.0."""
+    """Products of e4m3 by the library, with a scale per row of both sides. With many rows also with
+    a scale per 128 inputs of a row and per 128 x 128 block of the weight, which cuBLASLt has for
+    compute capability 9.0."""
 
     def __init__(self) -> None:
         self._serves: dict[tuple[int, int, bool, bool], bool] = {}

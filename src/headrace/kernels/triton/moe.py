@@ -2,10 +2,10 @@
 
 Arithmetic. With `active` of `experts` chosen per token, N tokens touch at most N · active weight
 matrices of 2 · D · I elements each. While N · active is below the number of experts the weights'
-bytes bind: each token brings its own experts. Beyond that every expert is read once, and the
+bytes bind, since each token needs other experts. Beyond that every expert is read once, and the
 products become dense ones of N · active / experts rows.
 
-How it goes, all on the device, no sort and no host:
+The steps are all on the device, without a sort or the host:
 
 1. `_route`: one program per token takes the `active` experts of the highest score, of groups and
    with a bias where the model has them, and their routing weights.

@@ -2,8 +2,8 @@
 
 Arithmetic: per element 2 bytes read (4 with the residual), 2 written (4): about 4 operations per
 element, far under one per byte of any GPU's ridge. Bandwidth binds, so each row is read once, its
-square sum is taken in registers (fp32), and everything that wants the same row is fused.
-One program per row: a row's sum has one order whatever the batch (row invariance).
+square sum is taken in registers (fp32), and everything that needs the same row is fused. One
+program per row: a row's sum has one order in any batch (row invariance).
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ from .table import Table, architecture, multiplies_fp8
 EXPERT_ROWS = 5
 """Mean rows of an expert up to which 7 % of them, if tokens choose at random, have more than 8."""
 FEW_TOKENS = 8
-"""Most tokens of an entry whose attention reads KV as fast as that of one. With eight heads a group
-they are 64 query rows, a tile that still leaves registers to loads on their way."""
+"""Most tokens of an entry with which attention reads KV as fast as with one. With eight heads per
+group they are 64 query rows, a tile that leaves enough registers for loads in flight."""
 LATENT_SHARE = 4
 """Number of KV heads as which latents are planned. A program over them fills half of a
 multiprocessor; eight programs over other heads would run on it one after the other."""

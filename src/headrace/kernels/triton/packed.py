@@ -9,20 +9,20 @@ is one contiguous run: `codes[chunk, out, bytes]`. Within a chunk and row:
     bits 6   the same 64 bytes, then 32: bits 2i, 2i+1 of byte j are bits 4, 5 of value 32 · i + j
     bits 8   128 bytes, one a value
 
-so 64 neighbouring values come out of 64 neighbouring bytes by one mask or one shift, without a
-shuffle between threads, and no byte is fetched that is not used.
+so one mask or shift extracts 64 neighbouring values from 64 neighbouring bytes, without a shuffle
+between threads, and no unused byte is fetched.
 
 Scales are halves, two in a word of 32 bits: `pairs[chunk, plane, out]`, so that the outputs of a
-tile are neighbours and four bytes, the least that is copied asynchronously, are always needed:
+tile are neighbours, and four bytes, the smallest asynchronous copy, are always needed:
 
     with offsets   plane g: scale of the chunk's group g below, its offset above
     with a zero    plane p: scale of group 2p below, of 2p + 1 above; w = (code - zero) · scale
 
-Most formats have one zero for all groups (8 of Q4_0, 32 of Q6_K, 128 of Q8_0), and in fp32 scale
-and offset of a group of 16 were as many bytes as its codes. Every output has a power of two, its
-`factor`, that takes the largest of its numbers to between one and two, so that no checkpoint
-leaves fp16's range: a scale is wrong by 2⁻¹¹ of itself at most, where a weight in bf16 is by 2⁻⁸.
-Inputs that are no multiple of 128 are padded with codes of scale zero.
+Most formats have one zero for all groups (8 of Q4_0, 32 of Q6_K, 128 of Q8_0); fp32 scale and
+offset of a group of 16 would take as many bytes as its codes. Every output has a power of two, its
+`factor`, that scales its largest number to between one and two, so that no checkpoint leaves fp16's
+range. A scale's relative error is at most 2⁻¹¹, compared with 2⁻⁸ for a weight in bf16. Inputs that
+are not a multiple of 128 are padded with codes of scale zero.
 """
 
 from __future__ import annotations

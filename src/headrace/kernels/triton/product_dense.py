@@ -3,11 +3,11 @@
 Arithmetic: 2 · N · in · out operations on 2 · (N · in + in · out + N · out) bytes in bf16. With
 few rows the weight's bytes bind, with more than about 200 (H200) the tensor cores.
 
-The library (cuBLASLt through torch) is at the limit for both and serves by default; but it picks
-another kernel, with another order of summation, for another number of rows. Here the tile of the
-inner dimension and the order are fixed by the weight's shape alone: a row's result is the same
-bits in any batch. The cost of the mode is published by `make gpu-bench`. Tiles are walked in
-groups of `GROUPED` row tiles so that a wave's weight tiles stay in L2.
+The library (cuBLASLt through torch) is at the limit for both and serves by default, but its kernel
+and order of summation depend on the number of rows. Here the tile of the inner dimension and the
+order depend only on the weight's shape: a row's result has the same bits in any batch. The cost of
+the mode is published by `make gpu-bench`. Tiles are walked in groups of `GROUPED` row tiles so that
+a wave's weight tiles stay in L2.
 """
 
 from __future__ import annotations

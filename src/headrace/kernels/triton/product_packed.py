@@ -50,7 +50,7 @@ class ProductConfig:
     warps: int = 4
     stages: int = 3
     library: bool = False
-    """Whether to expand the weight and hand it to the library."""
+    """Whether to expand the weight and pass it to the library."""
     whole: bool = False
     """Whether 128 inputs are multiplied at once: see `sum_chunks`."""
 

@@ -1,10 +1,10 @@
 """Products of up to 16 rows with packed weights, at a third of `product_packed`'s instructions.
 
-Arithmetic. At 4 bits a weight is 0.53 to 0.63 bytes with its scales, and an H200 brings 21 bytes a
-cycle to every multiprocessor, which issues 128 instructions of a thread in that time: 3.9 a weight
-in groups of 32, 3.3 in groups of 128 is all there is room for (H100: 5.5 and 4.7; at most half
+Arithmetic. At 4 bits a weight is 0.53 to 0.63 bytes with its scales. An H200 brings 21 bytes a
+cycle to every multiprocessor, which issues 128 thread instructions in that time. So there is room
+for 3.9 instructions a weight in groups of 32, 3.3 in groups of 128 (H100: 5.5 and 4.7; at most half
 of them integer ones). `product_packed` has 8.2 and 7.5 in its loop and converts every code, at an
-eighth of the rate; so instructions bound it at half the bandwidth. Here (counted in the machine
+eighth of the rate, so instructions limit it to half the bandwidth. Here (counted in the machine
 code, sm_90, up to 8 rows) it is 3.2 and 2.3:
 
 * codes are made operands without a conversion, see `unpack`: 0.9;
@@ -17,11 +17,11 @@ code, sm_90, up to 8 rows) it is 3.2 and 2.3:
   the sums begin with its product: no instruction at all;
 * two tiles of 16 outputs a warp share the inputs and those sums.
 
-Two warps a program keep Triton from the warpgroup instructions, which have 64 rows at least and
-would take the accumulators through a wait for every group. Programs are small for it, eight on a
-multiprocessor; the input is split, and the last to finish adds the parts in order and does the same
-as `product_skinny` after its sums: the gate, the bias, the residual in fp32. A norm before is a
-kernel of its own: its gain costs an instruction per input, eight rows and warp, a third more.
+Two warps per program keep Triton from using warpgroup instructions, which have at least 64 rows and
+would make the accumulators wait for every group. So programs are small, eight on a multiprocessor.
+The input is split; the last program to finish adds the parts in order, then does the same as
+`product_skinny`: the gate, the bias, the residual in fp32. A preceding norm is a separate kernel:
+its gain costs an instruction per input, eight rows and warp, a third more.
 
 Sources: scales on the sums of groups as in Machete's and llama.cpp's kernels of integers; the
 parts' order as in `product_skinny`.
@@ -55,7 +55,7 @@ class PackedSkinnyConfig:
     rows: int = 8
     """Rows of a tile, 8 or 16; at least those of the step."""
     serves: bool = True
-    """Whether this kernel serves, and not `product_packed`."""
+    """Whether this kernel serves instead of `product_packed`."""
 
 
 @triton.jit

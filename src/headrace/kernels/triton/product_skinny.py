@@ -1,18 +1,18 @@
 """Products of up to 16 rows, as fast as the weight streams in, with the operators around them.
 
 Arithmetic: 2 · N operations per weight: with N rows N operations per byte in bf16, 2 · N in fp8,
-where an H200 has 206: bandwidth binds by an order of magnitude. A kernel can fail in three ways. It
-has too few bytes on their way (4.8 TB/s at 0.8 µs are 29 KB on each of 132 multiprocessors); it
-spends its instructions on something else; or it is many kernels.
+where an H200 has 206: bandwidth binds by an order of magnitude. A kernel can miss this limit in
+three ways. It has too few bytes in flight (4.8 TB/s at 0.8 µs are 29 KB on each of 132
+multiprocessors); it spends its instructions on other work; or it is many kernels.
 
 Shape. One program takes `OUTS` outputs and the whole input, in steps of `INNER` with `stages` of
 them on their way: 16 outputs are 256 programs for a matrix of 4,096 outputs, two on each
 multiprocessor, so the weights of an 8B model need no second kernel to add parts up. Smaller ones
-split the input as in `split`; the parts are added in order by the program that finishes last (a
-counter per tile), not by a kernel. A row's result depends on that row and the weight's shape alone.
+split the input as in `split`; the program that finishes last (a counter per tile) adds the parts in
+order, not another kernel. A row's result depends only on that row and the weight's shape.
 
-Neighbours. A decode step is dozens of kernels per layer, and each costs microseconds that no
-bandwidth buys back, so this one takes its neighbours in:
+Neighbours. A decode step is dozens of kernels per layer, and each costs microseconds of launch, so
+this one includes its neighbours:
 
 * the norm before it: rms(x) is one number per row, which can as well be multiplied onto the result;
   the loop also sums the squares, and the gain is applied to the input in registers;
@@ -51,8 +51,8 @@ class SkinnyConfig:
     rows: int = 16
     """Rows of a tile; at least those of the step."""
     norm: bool = False
-    """Whether a norm before the product is taken in here. It costs instructions for every row of
-    the tile."""
+    """Whether the preceding norm is computed here. It costs instructions for every row of the
+    tile."""
     library: bool = False
     """Whether the library serves instead."""
 

@@ -1,8 +1,8 @@
 """8-bit codes: of the row that a kernel just computed, while it is still in registers; and back.
 
-A following 8-bit product wants its input as codes with one scale per row. Writing them from the
-norm or the gate instead of from a kernel of its own saves a read and a write of the activations
-(4 bytes an element) and a launch.
+A following 8-bit product needs its input as codes with one scale per row. Writing them from the
+norm or the gate instead of a separate kernel saves a read and a write of the activations (4 bytes
+an element) and a launch.
 """
 
 from __future__ import annotations

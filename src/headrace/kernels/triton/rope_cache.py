@@ -2,16 +2,16 @@
 
 Arithmetic: each of the (H + 2G) · E values of a token is read once and written once (4 bytes an
 element in bf16); cos and sin come from L2. Bandwidth binds; unfused, the same work would read and
-write q and k three times. One program per token and up to eight heads of one kind: a program for
-each head was 393,000 of them for a prompt of 8,192 tokens of an 8B, and starting them took longer
-than their bytes. Heads are independent, and as many share a program in every step, so nothing
+write q and k three times. One program per token and up to eight heads of one kind. A program per
+head would be 393,000 programs for a prompt of 8,192 tokens of an 8B, whose start takes longer than
+their bytes. Heads are independent, and the number per program is the same in every step, so nothing
 depends on the batch.
 
-A program holds its heads as pairs of numbers that are turned by one angle, whatever pairs they are:
-(i, i + half), or neighbours; numbers that nothing turns, of heads that are rotated in part or not
-at all, are pairs too, with angle zero. A norm over all heads of a token (OLMo 2) reads them all in
-each program: they are in L2, and how many share a program is the model's. Where values are the keys
-(Gemma 4), programs of values read those. If K and V are another layer's, neither has programs.
+A program holds its heads as pairs of numbers with one angle: (i, i + half), or neighbours.
+Unrotated numbers, of heads that are rotated in part or not at all, are pairs with angle zero. A
+norm over all heads of a token (OLMo 2) reads all of them in each program: they are in L2, and the
+number per program is the model's. If values are the keys (Gemma 4), programs of values read those.
+If K and V belong to another layer, neither has programs.
 """
 
 from __future__ import annotations
@@ -248,8 +248,8 @@ def rope_and_cache(
     group: int,
 ) -> torch.Tensor:
     """Compute `Operators.write`: qkv [N, `spec.stacked`] → q [N, H · E]; latents are keys of one
-    head that are values too. E is even. Only heads whose halves are rotated have biases that keys
-    are kept without."""
+    head that are values too. E is even. Only heads whose halves are rotated may leave biases out of
+    their keys."""
     heads, kv_heads, width, tokens = spec.heads, spec.kv_heads, spec.size, len(qkv)
     out = torch.empty(tokens, spec.queries, dtype=qkv.dtype, device=qkv.device)
     coded = kv.k_scale is not None

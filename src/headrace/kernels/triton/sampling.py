@@ -1,25 +1,23 @@
 """Filters and the draw without a sort: the threshold of a row is found digit by digit.
 
-Arithmetic. A row of logits is 4 · V bytes (600 kB for 152k tokens): it fits into L2, and a program
-of its own for every 4,096 of them reads it in a microsecond; one program a row would need forty
-turns, each a trip to memory and a sum over its threads. A sort would make some 30 passes. Instead,
-floats are mapped to unsigned integers of the same order, and the largest threshold that keeps the
-wanted share is built four bits at a time: a kernel for each digit counts (top-k) or weighs (top-p)
-the tokens at or above each of 16 candidates. The next one begins by adding up the sums of all
-tiles, in order, and takes the digit. Two more find the tile and then the token at which the
-cumulated mass passes the row's uniform number: 19 kernels of two microseconds, and nothing is read
-back. The two filters are 16 of them. The eight of a filter that no row of a step has are not
-launched: the host knows that before the step begins. Rows without a filter that others have leave
-its kernels at once.
+Arithmetic. A row of logits is 4 · V bytes (600 kB for 152k tokens). It fits into L2, and one
+program per 4,096 logits reads it in a microsecond; one program per row would need forty turns, each
+with a memory access and a sum over its threads. A sort would make some 30 passes. Instead, floats
+are mapped to unsigned integers of the same order. The largest threshold that keeps the wanted share
+is built four bits at a time: a kernel per digit counts (top-k) or weighs (top-p) the tokens at or
+above each of 16 candidates. The next kernel first adds up the sums of all tiles, in order, and
+takes the digit. Two more find the tile and then the token at which the cumulative mass passes the
+row's uniform number: 19 kernels of two microseconds, and nothing is read back. The two filters are
+16 of them. If no row of a step uses a filter, which the host knows before, its eight kernels are
+not launched. Rows without the filter exit its kernels at once.
 
-A row that takes its most likely token may stand among the others: min_p 1 leaves nothing but the
-largest logit, and a uniform number of 0 takes the first among equals. It reads no logits but those
-of the tile with the token.
+A greedy row may be among the others: min_p 1 leaves only the largest logit, and a uniform number of
+0 takes the first among equals. It reads only the logits of the tile with the token.
 
 The rules are those of `kernels.draws`: min-p, then top-k, then top-p of what they kept; equal
 logits stay or go together; the draw inverts the distribution in token order at `uniform`. Masses
-are summed in fp32 here and in fp64 there, so a draw that falls within rounding of a border may
-differ. Programs see one row: nothing depends on the batch.
+are summed in fp32 here and in fp64 there, so a draw within rounding of a boundary may differ.
+Programs see one row: nothing depends on the batch.
 
 Source of the idea: radix selection (Alabi et al., "Fast k-selection on GPUs", 2012).
 """
@@ -398,8 +396,8 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     """Return the most likely token [R] int64 of logits [R, V] fp32; the smallest id among equals,
     -1 for a row with a NaN.
 
-    Two kernels: one program of a row alone would go through its 500 kB in 32 turns of a
-    microsecond each, and nothing else runs at that time.
+    Two kernels: one program per row would read its 500 kB in 32 turns of a microsecond each, while
+    nothing else runs.
     """
     rows, _ = logits.shape
     peaks, places = _peaks(logits)

@@ -1,4 +1,4 @@
-"""Cut of each kernel, by architecture and shape bucket: read from a table that ships.
+"""Configuration of each kernel, by architecture and shape bucket, from a table in the package.
 
 `table.json` maps architecture → kernel → buckets, each a bound on a size (`up_to`) and a
 configuration. The first bucket whose bound is not exceeded applies. An architecture that is `like`

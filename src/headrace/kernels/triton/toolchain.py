@@ -1,9 +1,9 @@
-"""Needs of Triton on a machine before its first launch, and their replacement where one is missing.
+"""Triton's requirements on a machine before its first launch, and replacements for missing ones.
 
-Triton writes every kernel to a cache in the home directory, asks `/sbin/ldconfig` where the driver
-is, and has a C compiler make a launcher for each kernel. A container often lacks all three. So the
-driver is named to it, and a cache that cannot be written is continued in a temporary folder. Only
-launchers that no cache has need a compiler.
+Triton writes every kernel to a cache in the home directory, asks `/sbin/ldconfig` for the driver's
+path, and uses a C compiler to make a launcher for each kernel. A container often lacks all three.
+So we give it the driver's path, and continue a read-only cache in a temporary folder. Only
+launchers missing from the cache need a compiler.
 """
 
 from __future__ import annotations

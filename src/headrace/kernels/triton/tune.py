@@ -1,10 +1,10 @@
-"""Tuner that writes a row of `table.json`, on the GPU that it is for.
+"""Tuner that writes a row of `table.json` for the GPU on which it runs.
 
     python -m headrace.kernels.triton.tune [--only KERNEL …] [--seconds 500] [--write FILE]
 
 For every bucket of every kernel each candidate is run on the shapes of an 8B model and the fastest
-is kept. Candidates that do not start (shared memory, registers) drop out. Serving never tunes: the
-table is part of the package, and its cuts are part of the results.
+is kept. Candidates that do not start (shared memory, registers) are dropped. Serving never tunes:
+the table is part of the package, and its cuts are part of the results.
 """
 
 from __future__ import annotations

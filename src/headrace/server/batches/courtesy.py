@@ -50,35 +50,35 @@ class Courtesy:
         while not self.room():
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def enter(self, who: object, rows: int) -> bool:
+    async def enter(self, waiter: object, rows: int) -> bool:
         """Take `rows` rows if they become free soon; on False, check whether they are still wanted.
 
-        A request for more rows than there are runs alone. `who` may have become the next in line:
-        it must call again, or call `give_up`.
+        A request for more rows than there are runs alone. `waiter` may have become the next in
+        line: it must call again, or call `give_up`.
         """
-        if not self._fits(who, rows):
+        if not self._fits(waiter, rows):
             self._freed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._freed.wait()
-            if not self._fits(who, rows):
+            if not self._fits(waiter, rows):
                 return False
         self.in_work += rows
-        self.give_up(who)
+        self.give_up(waiter)
         return True
 
-    def _fits(self, who: object, rows: int) -> bool:
-        if self._first is not None and self._first is not who:
+    def _fits(self, waiter: object, rows: int) -> bool:
+        if self._first is not None and self._first is not waiter:
             return False
         room = self.room()
         if self.in_work + rows <= room or (room and not self.in_work):
             return True
-        self._first = who
+        self._first = waiter
         return False
 
-    def give_up(self, who: object) -> None:
+    def give_up(self, waiter: object) -> None:
         """Withdraw a waiter."""
-        if self._first is who:
+        if self._first is waiter:
             self._first = None
             self._freed.set()
 

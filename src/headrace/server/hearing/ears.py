@@ -1,4 +1,4 @@
-"""Routes' implementation in a server with a transcription model."""
+"""Implementation of the transcription routes."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from either, so nothing piles up.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -104,7 +103,7 @@ class LiveSession:
                 receive, socket, self._service, self._take, self._events.error, SESSION_SECONDS
             )
             if there:
-                self._commit_turn()
+                await self._commit_turn()
                 await self._pending.put(None)
                 await finishing
             return there
@@ -163,9 +162,9 @@ class LiveSession:
 
     async def _update(self, change: dict[str, Any]) -> None:
         changed = self.fields.updated(change)
-        said = changed.audio.input.transcription
-        if said is not None:
-            self._service.check_model(said.model)
+        transcription = changed.audio.input.transcription
+        if transcription is not None:
+            self._service.check_model(transcription.model)
         self._engine.check(HearOptions(language=changed.language))
         before, now = self.fields.audio.input, changed.audio.input
         self.fields = changed
@@ -310,12 +309,11 @@ class LiveSession:
             self._turns.end()
         return turn
 
-    def _commit_turn(self) -> None:
+    async def _commit_turn(self) -> None:
         turn = self._end_turn()
         if turn is not None:
             self._queued += len(turn.data)
-            with contextlib.suppress(asyncio.QueueFull):
-                self._pending.put_nowait(turn)
+            await self._pending.put(turn)
 
     async def _commit(self) -> None:
         """Commit the current turn as an item of the conversation and queue it for transcription."""

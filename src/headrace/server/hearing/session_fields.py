@@ -86,13 +86,13 @@ class SessionFields(_Strict):
 
     @property
     def language(self) -> str | None:
-        said = self.audio.input.transcription
-        return code_of(said.language) if said is not None and said.language else None
+        asked = self.audio.input.transcription
+        return code_of(asked.language) if asked is not None and asked.language else None
 
     @property
     def prompt(self) -> str:
-        said = self.audio.input.transcription
-        return (said.prompt or "") if said is not None else ""
+        asked = self.audio.input.transcription
+        return (asked.prompt or "") if asked is not None else ""
 
     def updated(self, change: dict[str, Any]) -> SessionFields:
         """Return the settings with `change` applied; absent fields stay. Raises

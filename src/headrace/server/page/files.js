@@ -1,8 +1,8 @@
-// Files for the next message: texts as they are, sounds where the model hears, pictures where it
-// sees. They are read here and sent with the message; the server keeps none.
+// Files for the next message: texts as they are, sounds where the model hears, pictures and videos
+// where it sees. They are read here and sent with the message; the server keeps none.
 
 import { announce, byId, make } from "./dom.js";
-import { isPicture, picture } from "./pictures.js";
+import { asUrl, isPicture, picture } from "./pictures.js";
 
 const MOST_TEXT = 1 << 20;
 const MOST_SOUND = 12 << 20; // Bytes; base64 makes a third more of them.
@@ -40,6 +40,10 @@ async function part(file) {
   if (isPicture(file)) {
     if (!takes.includes("image")) throw new Error(`${name}: this model takes no pictures.`);
     return picture(file, name, size);
+  }
+  if (file.type.startsWith("video/") && takes.includes("video")) {
+    if (file.size > MOST_SOUND) throw new Error(`${name} has ${size(file.size)}; at most ${size(MOST_SOUND)} are taken.`);
+    return { name, part: { type: "video_url", video_url: { url: await asUrl(file) } } };
   }
   if (isSound(file)) {
     if (!takes.includes("audio")) throw new Error(`${name}: this model does not hear. A speech model writes down what is said: headrace serve whisper-base.`);
@@ -111,6 +115,7 @@ export const any = () => waiting.length > 0;
 function file(part) {
   if (part.type === "input_audio") return { name: "Sound", text: "", part };
   if (part.type === "image_url") return { name: "Picture", text: "", part };
+  if (part.type === "video_url") return { name: "Video", text: "", part };
   const [, name = "Text", , text = part.text ?? ""] = /^File: ([^\n]*)\n\n(`{3,})[^\n]*\n([^]*)\n\2$/.exec(part.text ?? "") ?? [];
   return { name, text, part };
 }

@@ -9,7 +9,7 @@ const QUALITY = [0.9, 0.75, 0.5];
 
 export const isPicture = (file) => file.type.startsWith("image/") || /\.(?:png|jpe?g|gif|webp|bmp|heic|avif|tiff?)$/i.test(file.name);
 
-const asUrl = (blob) => new Promise((resolve, reject) => {
+export const asUrl = (blob) => new Promise((resolve, reject) => {
   const reader = new FileReader();
   reader.onload = () => resolve(reader.result);
   reader.onerror = () => reject(reader.error);

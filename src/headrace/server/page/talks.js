@@ -15,7 +15,8 @@ function quietly(work, otherwise = null) {
   }
 }
 
-const kind = (part) => (part.type === "image_url" ? "Picture" : "Sound");
+const KINDS = { image_url: "Picture", video_url: "Video" };
+const kind = (part) => KINDS[part.type] ?? "Sound";
 
 /** The text of a message's content, which may be in parts. */
 export const plain = (content) => (Array.isArray(content)

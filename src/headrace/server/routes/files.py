@@ -24,7 +24,7 @@ MIN_EXPIRY, MAX_EXPIRY = 3600, 2_592_000
 """Seconds, as in OpenAI's API: one hour to 30 days."""
 
 PURPOSES = ("batch", "vision", "user_data")
-"""The last two: pictures that `/v1/responses` takes by their ids."""
+"""Purposes of uploads; the last two are pictures that `/v1/responses` takes by id."""
 
 UPLOAD: dict[str, Any] = {
     "type": "object",

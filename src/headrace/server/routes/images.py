@@ -99,7 +99,7 @@ router = APIRouter(tags=["OpenAI"])
 @takes(ImagesBody)
 async def generations(request: Request) -> Response:
     """Draw pictures of a class or a text. `usage` has the patches that all steps compute, and the
-    seconds that all was priced at before; null on a machine that the roofline does not know."""
+    seconds that the roofline predicts for all; null on an unknown machine."""
     service, body = await entered(request, ImagesBody)
     service.check_model(body.model)
     denoiser = denoiser_of(service.engine.files, service.name)
@@ -143,7 +143,7 @@ def _about(denoiser: Denoiser, order: PictureOrder, seconds: float | None) -> di
 
 
 class _OrderedPictures:
-    """The pictures of one request, which end when their reader leaves."""
+    """Pictures of one request; they end when their reader leaves."""
 
     def __init__(
         self,
@@ -175,8 +175,8 @@ class _OrderedPictures:
         return [{"b64_json": found[at]} for at in range(len(found))]
 
     async def pieces(self) -> AsyncGenerator[tuple[bool, str]]:
-        """Yield (whether it is finished, picture) of the one picture, each step once: a preempted
-        picture begins again."""
+        """Yield (whether it is finished, the picture after a step) of the only picture, each step
+        once even if a preempted picture starts again."""
         seen = 0
         async with aclosing(self._deltas(whole=False)) as parts:
             async for one in drawn(self._denoiser, parts):

@@ -26,7 +26,7 @@ EXTENSIONS = ["binary_tensor_data", "model_repository", "sequence", "timeout"]
 
 
 class InferenceError(TypedDict):
-    """Body of an error: the message, and what programs can read of it."""
+    """Body of an error: the message, and fields for programs."""
 
     error: str
     type: str
@@ -35,7 +35,7 @@ class InferenceError(TypedDict):
 
 
 class TensorBody(BaseModel):
-    """A tensor of a request: `data`, or bytes behind the JSON and `binary_data_size`."""
+    """A tensor of a request: `data`, or bytes after the JSON and `binary_data_size`."""
 
     name: str
     shape: list[int]
@@ -45,7 +45,7 @@ class TensorBody(BaseModel):
 
 
 class InferBody(BaseModel):
-    """Tensors by name. Of the parameters, `timeout` is in microseconds."""
+    """Tensors by name. The parameter `timeout` is in microseconds."""
 
     id: str = ""
     inputs: list[TensorBody]
@@ -60,7 +60,7 @@ class StreamReply(TypedDict):
     period: float
     deadline: float
     run_seconds: float
-    """Longest run that was measured, and a margin."""
+    """Longest measured run, plus a margin."""
     utilisation: float
     lane: int
 
@@ -162,7 +162,7 @@ def _ready(service: Service, model: str, version: str | None) -> Response:
     if service.loaded and not service.runs(model):
         one = service.choose(model, resting=True)
         one.check_model(model)
-        if one in service.models:  # One at rest is loaded when it is asked for.
+        if one in service.models:  # A request for a resting model loads it.
             service = one
     is_ready, alive, _, _ = service.health()
     good = is_ready and alive
@@ -217,18 +217,18 @@ async def test(request: Request, model: str) -> Response:
     service = _service(request)
     program = service.routes_of_programs.find(model)
     service.enter(request.scope)
-    told = await service.routes_of_programs.engine.test(program)
-    return json_response({"model_name": model, **told})
+    result = await service.routes_of_programs.engine.test(program)
+    return json_response({"model_name": model, **result})
 
 
 @router.post("/v2/models/{model}/streams", responses=replies(StreamReply, error=InferenceError))
 @takes(StreamBody)
 async def open_stream(request: Request, model: str) -> Response:
-    """Admit a periodic stream of runs, if each of them and of all others will be in time."""
+    """Admit a periodic stream of runs if they and all others will meet their deadlines."""
     _service(request).routes_of_programs.find(model)
     service, body = await entered(request, StreamBody)
-    told = await service.routes_of_programs.open_stream(request, model, body)
-    return json_response(told)
+    opened = await service.routes_of_programs.open_stream(request, model, body)
+    return json_response(opened)
 
 
 @router.delete(

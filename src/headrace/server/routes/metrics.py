@@ -47,7 +47,7 @@ class _Together(CollectorRegistry):
 
 
 def engine_metrics(service: Service) -> bytes:
-    """Return the metrics of all models and programs; the label `model_name` tells them apart."""
+    """Return the metrics of all models and programs; the label `model_name` distinguishes them."""
     registries = [one.served.registry for one in service.models]
     if service.programs is not None and service.programs.engine is not service.served:
         registries.append(service.programs.engine.registry)

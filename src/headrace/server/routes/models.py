@@ -40,7 +40,7 @@ class ModelReply(TypedDict):
     voices: NotRequired[list[str]]
     """Names of the voices of a program that speaks."""
     languages: NotRequired[list[str]]
-    """Codes of the languages that a transcription can be told."""
+    """Codes of the languages that a transcription request may name."""
 
 
 class ModelList(TypedDict):
@@ -129,7 +129,7 @@ def _describe_program(service: Service, name: str) -> ModelReply:
 
 
 def voices_beside(service: Service) -> list[str]:
-    """Return the names of programs that speak beside a model."""
+    """Return the names of speech programs served in addition to a model."""
     if service.programs is None or service.programs.engine is service.served:
         return []
     programs = service.programs.engine.programs

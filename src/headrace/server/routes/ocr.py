@@ -22,7 +22,7 @@ router = APIRouter(tags=["programs"])
 class OcrLine(TypedDict):
     text: str
     score: float
-    """Mean odds of its characters."""
+    """Mean confidence of its characters."""
     box: list[list[float]]
     """Corners (x, y), clockwise from the upper left one, in pixels of the upright picture."""
 

@@ -41,12 +41,12 @@ async def _events(service: Service, held: HeldPrefixes) -> AsyncIterator[bytes]:
     follower = held.follow()
     if follower is None:
         raise Overloaded(f"{MOST_FOLLOWERS} routers are served already", retry_after=30.0)
-    said = -1
+    reported = -1
     try:
         while not service.draining:
             news, in_work = follower.take(MOST_KEYS), service.in_work
-            if news or in_work != said:
-                said = in_work
+            if news or in_work != reported:
+                reported = in_work
                 yield named_frame(
                     "prefixes",
                     {

@@ -65,7 +65,7 @@ router = APIRouter(tags=["recommend"])
 @takes(RecommendBody)
 async def recommend(request: Request) -> Response:
     """Score candidates for a request, and sort them. `scores` are from 0 to 1, in the order of the
-    candidates; `order` has their places, the best first."""
+    candidates; `order` has their indices, the best first."""
     service, body = await entered(request, RecommendBody)
     service.check_model(body.model)
     given = ranker_of(service), body.context, body.candidates, service.engine.max_context
@@ -91,7 +91,7 @@ async def recommend(request: Request) -> Response:
 
 
 def ranker_of(service: Service) -> Ranker:
-    """Return the shape of the served ranker. Raises `InvalidRequest` for another model."""
+    """Return the shape of the served ranker. Raises `InvalidRequest` if it is not a ranker."""
     ranker = service.engine.files.arch.ranker
     if ranker is None:
         raise InvalidRequest(

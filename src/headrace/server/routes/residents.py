@@ -44,7 +44,7 @@ class ResidentList(TypedDict):
 
 
 def residents_of(service: Service) -> Resting:
-    """Return what loads models. Raises `Overloaded` while the server starts."""
+    """Return the server's model loader. Raises `Overloaded` while the server starts."""
     _ = service.served
     if service.residents is None:
         raise InvalidRequest("this server serves the one model that it was started with")
@@ -78,7 +78,7 @@ async def listed(request: Request) -> Response:
 @router.post("/operate/models", responses=replies(Resident))
 @takes(LoadModelBody)
 async def load(request: Request) -> Response:
-    """Load a model beside the others; the answer comes when it serves."""
+    """Load another model; answer when it serves."""
     service = of(request)
     residents = residents_of(service)
     body = await read_model(request, LoadModelBody, service.options.max_body)

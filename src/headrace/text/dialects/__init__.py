@@ -1,8 +1,8 @@
 """Dialects of tool calls by family of models, one file each, and their detection from a template.
 
-A dialect is found by the markers that its chat template writes: they stand in the text of a
-template that renders earlier calls of the assistant, or tells the model how to write them. A
-template that mentions tools without known markers, or no tools, gets the generic dialect.
+A dialect is found by its markers. They stand in the text of a chat template that renders the
+assistant's earlier calls, or describes calls to the model. A template that mentions tools without
+known markers, or no tools, gets the generic dialect.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _read_comma(comma: str, char: str) -> Reader:
 
 
 def _read_value(writer: Writer, char: str, depth: int) -> Reader:
-    """Read a value that begins with `char`; return the next character that is no space."""
+    """Read a value that begins with `char`; return the next character that is not a space."""
     if depth > MAX_DEPTH:
         raise Malformed("nested too deeply")
     if char == "<":

@@ -1,6 +1,6 @@
 """Calls with each argument between its own tags: text as it is, all else as JSON.
 
-| dialect | who writes it |
+| dialect | models |
 |---|---|
 | `qwen3_coder` | Qwen3-Coder, Qwen 3.5 and later, Nemotron 3, Step 3.5 |
 | `glm` (one tag a line), `glm47` (no spaces) | GLM 4.5 and 4.6, Ling 3; GLM 4.7 and later |
@@ -69,8 +69,8 @@ class TaggedFormat(CallFormat):
             return sequence, list(rules.items())
         if closed(tool):
             return '""', []
-        before, _, behind = self.key.partition("KEY")
-        heads = behind.partition(FLAG)
+        before, _, after = self.key.partition("KEY")
+        heads = after.partition(FLAG)
         flag = f'("true" | "false") {literal(heads[2], special)}' if heads[1] else ""
         text = self._text(special, rules)
         rules["t_any"] = (
@@ -106,8 +106,8 @@ class TaggedFormat(CallFormat):
         """Make the rule of any text up to a value's end, and of the end."""
         closer = self.value_end.strip()
         if closer in special:
-            behind = self.value_end.partition(closer)[2]
-            return f"{TEXT} <[{special[closer]}]> {literal(behind, special)}"
+            rest = self.value_end.partition(closer)[2]
+            return f"{TEXT} <[{special[closer]}]> {literal(rest, special)}"
         rules[f"t_text[suffix={json.dumps(self.value_end, ensure_ascii=False)}]"] = TEXT
         return "t_text"
 
@@ -177,10 +177,10 @@ def _read_arguments(
     form: TaggedFormat, calls: Calls, name: str, char: str
 ) -> Generator[None, str, None]:
     """Read a call from its name to its end."""
-    start, _, behind = form.key.partition("KEY")
-    behind, flagged, last_tag = behind.partition(FLAG)
+    start, _, after = form.key.partition("KEY")
+    after, flagged, last_tag = after.partition(FLAG)
     first, *more = start.split()
-    stop, *tags = behind.split()
+    stop, *tags = after.split()
     end, *closing = form.end.split()
     tool = calls.known.get(name) if calls.known else None
     strays = {} if calls.held else _strays(start, stop, tool)
@@ -232,8 +232,8 @@ def _strays(start: str, stop: str, tool: Tool | None) -> dict[str, str]:
 
 
 def _stops(form: TaggedFormat, strays: Sequence[str]) -> tuple[str, ...]:
-    """Return all ends of a value: its own and the stray tags, each also with the new line before
-    it, which is not part of the value."""
+    """Return all ends of a value: its own and the stray tags. Each is also there with the new line
+    before it, which is not part of the value."""
     closer = form.value_end.strip()
     lines = [f"\n{each}" for each in ((closer, *strays) if form.padded else strays)]
     return (closer, *strays, *lines)

@@ -82,13 +82,13 @@ def _finished(chat: Chat, index: int, parts: Parts) -> dict[str, Any]:
 
 def events(chat: Chat, stream: OutputStream) -> Frames:
     """Return the answer as events: role, text, finish reason, usage if requested, end mark."""
-    telling = _Telling(chat)
+    encoder = _EventEncoder(chat)
     if chat.body.prompt_logprobs is not None:
-        return Frames([stream], telling.scores, telling.end, straight=False)
-    return Frames([stream], telling.news, telling.end)
+        return Frames([stream], encoder.scores, encoder.end, straight=False)
+    return Frames([stream], encoder.news, encoder.end)
 
 
-class _Telling:
+class _EventEncoder:
     """Encoder of one answer as events."""
 
     def __init__(self, chat: Chat) -> None:

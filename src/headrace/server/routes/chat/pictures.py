@@ -27,44 +27,44 @@ PART = {"type": "image"}
 PARTS = {"image_url": [PART], "video_url": [{"type": "video"}]}
 """Client's part → message parts of templates."""
 UNNAMED = {"image_url": [PART], "video_url": [{"type": "text", "text": ""}, PART]}
-"""Message parts of a family whose templates write the token of pictures for videos, too: a message
-that begins with one is written as one that begins with text."""
+"""Message parts for templates that write the pictures' token for videos too. The empty text makes a
+message that begins with a video look like one that begins with text."""
 VIDEO_TOO_LONG = "a video lasts longer than the context has positions"
 MOST_FRAMES = 1 << 12
 """Largest `max_frames`."""
 _DETAILS = {"low": True, "high": False, "auto": False, None: False}
-"""Values of `detail` → whether the picture is taken with little detail, whatever its size."""
+"""Value of `detail` → whether the picture gets little detail, whatever its size."""
 
 
 class GivenPicture(NamedTuple):
-    """A client's picture, not read yet. The converters of other interfaces put one in the place of
-    `image_url`, where no JSON has such a value."""
+    """A client's picture, not read yet. Converters of other interfaces put it in place of
+    `image_url`: a client's JSON cannot hold one."""
 
     where: str
-    """The field that errors name."""
+    """Name of the field in errors."""
     data: str = ""
-    """The file in base64."""
+    """File in base64."""
     small: bool = False
-    """Whether little detail is wanted."""
+    """Whether little detail is requested."""
     file_id: str = ""
     """Id of an uploaded file, in place of `data`."""
     url: str = ""
     """An http(s) address, in place of `data`."""
     frames: int | None = None
-    """Most frames of a video (0: as many as the processor takes); None: it is a picture."""
+    """Maximum frames of a video (0: as many as the processor takes); None: a picture."""
 
     @property
     def detail(self) -> bool | int:
-        """The last part of `kept_pictures.Name`."""
+        """Last part of `kept_pictures.Name`."""
         return self.small if self.frames is None else -1 - self.frames
 
 
 class LoadedPicture(NamedTuple):
-    """A picture whose base64 is read, or whose file is there."""
+    """A picture whose bytes are decoded, or whose file is found."""
 
     given: GivenPicture
     name: bytes
-    """Equal for equal contents of one owner."""
+    """Key that is equal for equal contents of one owner."""
     data: bytes | Path
 
 
@@ -117,7 +117,7 @@ def _given(given: Any, where: str) -> GivenPicture:
 
 
 def is_small(detail: Any, where: str) -> bool:
-    """Return whether a `detail` asks for little. Raises `InvalidRequest`."""
+    """Whether `detail` asks for little. Raises `InvalidRequest`."""
     if not isinstance(detail, str | None) or detail not in _DETAILS:
         raise InvalidRequest("detail must be low, high or auto", param=where)
     return _DETAILS[detail]
@@ -142,9 +142,9 @@ async def _prepared(
     service: Service, seen: PicturePrompts, given: GivenPicture, most: int, *, counts: bool
 ) -> tuple[PictureShape, int, SealedPicture | None]:
     """Find a kept picture or video, or make one of at most `most` rows; return its shape, its rows
-    and what holds it (`counts`: nothing does). Raises `HeadraceError`.
+    and the object that keeps it in memory (`counts`: None). Raises `HeadraceError`.
 
-    One file of a request is in memory at a time; one that was fetched counts as a body does.
+    One file of a request is in memory at a time; a fetched one is charged like a body.
     """
     fetched: dict[str, Any] = {}
     try:
@@ -163,7 +163,7 @@ async def _prepared(
 async def _loaded(
     service: Service, seen: PicturePrompts, given: GivenPicture, fetched: dict[str, Any]
 ) -> LoadedPicture:
-    """Read the base64 of a picture, or find or fetch its file, within the limits of it. Raises
+    """Decode a picture's base64, or find or fetch its file, within its limits. Raises
     `HeadraceError`."""
     most = (seen.limits if given.frames is None else seen.video_limits).bytes
     if given.url:
@@ -176,7 +176,7 @@ async def _loaded(
 async def _fetched(
     service: Service, given: GivenPicture, most: int, fetched: dict[str, Any]
 ) -> LoadedPicture:
-    """Let a process of its own fetch a picture, whose bytes are counted in `fetched`. Raises
+    """Fetch a picture in a separate process; charge its bytes to `fetched`. Raises
     `InvalidRequest`, `Overloaded`."""
     hosts = service.fetch_hosts
     if not hosts:
@@ -217,7 +217,7 @@ async def _file(service: Service, given: GivenPicture, most: int) -> LoadedPictu
 def _read(
     seen: PicturePrompts, picture: LoadedPicture, most: int, on_child: OnChild | None = None
 ) -> PreparedPicture:
-    """Decode a picture; a file's content is read only now, as few are decoded at a time."""
+    """Decode a picture; read its file only now, because few are decoded at a time."""
     data, given = picture.data, picture.given
     if isinstance(data, Path):
         try:
@@ -232,9 +232,9 @@ def _read(
 async def with_pictures(
     service: Service, messages: list[Message], prompt: list[int], *, counts: bool
 ) -> tuple[list[int], list[InputSpan], list[SealedInput]]:
-    """Return the prompt with the tokens of each picture, its inputs (one for each tile), and what
-    holds them: the caller keeps it until the request has ended. `counts`: the prompt is only
-    counted, so it need not fit, and nothing has to be held.
+    """Return the prompt with each picture's tokens, its inputs (one per tile), and the objects that
+    keep them in memory. The caller holds these until the request has ended. `counts`: the prompt is
+    only counted, so it need not fit, and nothing has to be held.
 
     A picture that does not fit is refused once its header is read. Raises `InvalidRequest`,
     `ContextOverflow`, `TooLarge`, `Overloaded`, `PackageAbsent`.
@@ -256,7 +256,7 @@ async def with_pictures(
     shapes: list[PictureShape] = []
     held: list[SealedPicture] = []
     for number, given in enumerate(pictures):
-        # The pictures after this one take some, too.
+        # Leave room for the pictures after this one.
         rest = 0 if counts else (len(pictures) - number - 1) * least
         size = seen.frames_of(given.frames is not None)
         fit = (space - rest) // size
@@ -276,8 +276,8 @@ async def with_pictures(
 def _check_places(
     service: Service, seen: PicturePrompts, prompt: list[int], wanted: list[int]
 ) -> None:
-    """Raise `InvalidRequest` unless a prompt has the tokens that stand for its pictures and videos,
-    in their order."""
+    """Raise `InvalidRequest` unless the prompt has the placeholder tokens of its pictures and
+    videos, in order."""
     places = {*wanted, *seen.places}
     if [token for token in prompt if token in places] == wanted:
         return

@@ -65,7 +65,7 @@ class Chat:
         self.inputs: list[InputSpan] = []
         """Sounds and tiles of pictures in the prompt."""
         self.held: list[SealedInput] = []
-        """Memory of these, which goes with the request."""
+        """Objects that keep these in memory, released with the request."""
 
     def sampling(self) -> SamplingParams:
         body = self.body

@@ -53,9 +53,9 @@ def _data(given: Any, where: str) -> bytes:
 async def with_sounds(
     service: Service, messages: list[Message], prompt: list[int], *, counts: bool
 ) -> tuple[list[int], list[InputSpan], list[SealedInput]]:
-    """Return the prompt with one token per row of a sound, its inputs, and what holds them: the
-    caller keeps it until the request has ended. `counts`: the prompt is only counted, so nothing
-    has to be held.
+    """Return the prompt with one token per row of a sound, its inputs, and the objects that keep
+    them in memory. The caller holds these until the request has ended. `counts`: the prompt is only
+    counted, so nothing has to be held.
 
     Raises `InvalidRequest`, `TooLarge`, `Overloaded`, `PackageAbsent`.
     """

@@ -250,7 +250,7 @@ def _states(work: Completion) -> dict[tuple[int, int], ChoiceState]:
 def _count(work: Completion, prompt: int, delta: OutputDelta) -> None:
     work.usage.count(prompt, delta)
     if work.only_prompt:
-        work.usage.completion = 0  # the engine had to sample one token; it is no answer
+        work.usage.completion = 0  # The engine had to sample one token; it is not an answer.
 
 
 async def _whole(work: Completion, streams: list[OutputStream]) -> Response:

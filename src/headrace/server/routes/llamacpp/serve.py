@@ -95,11 +95,11 @@ class Native:
         tokens: list[int] = []
         last: dict[str, Any] = {}
 
-        def anew() -> None:
+        def restart() -> None:
             texts.clear()
             tokens.clear()
 
-        async for last in self._parts(stream, anew):
+        async for last in self._parts(stream, restart):
             texts.append(last["content"])
             tokens += last["tokens"]
         reply = {**last, "content": "".join(texts), "tokens": tokens}
@@ -108,16 +108,16 @@ class Native:
         return json_response(reply)
 
     async def _parts(
-        self, stream: OutputStream, anew: Callable[[], None] = lambda: None
+        self, stream: OutputStream, restart: Callable[[], None] = lambda: None
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the parts of the answer. `anew` is called when the parts so far become void."""
+        """Yield the parts of the answer. `restart` is called when the parts so far become void."""
         first = 0.0
         finish: OutputDelta | None = None
         async for _, delta in deltas([stream]):
             self.usage.count(0, delta)
             if delta.void is not None:
                 self.indent = Indent(self.body.n_indent or 0)
-                anew()
+                restart()
             first = first or time.perf_counter()
             finish = delta
             text = self.indent.take(delta.text, last=delta.finish_reason is not None)

@@ -180,7 +180,7 @@ def _user(turn: Turn, where: str, sees: bool) -> list[dict[str, Any]]:
 
 
 def _joined(content: str | list[dict[str, Any]], part: str | GivenPicture) -> Any:
-    """Return a content with one part more: a text as long as it has no picture."""
+    """Return the content with `part` appended; it stays a text while it has no picture."""
     if isinstance(content, str) and isinstance(part, str):
         return f"{content}\n\n{part}" if content else part
     parts = ([_said(content)] if content else []) if isinstance(content, str) else content

@@ -70,19 +70,19 @@ async def serve(service: Service, request: Request, body: MessagesBody) -> Respo
         tokenised=lambda chat: retain(service, body, chat),
     )
     # Reports in the protocol's own way that none of the requested context edits were made.
-    told: dict[str, Any] = (
+    edits: dict[str, Any] = (
         {} if body.context_management is None else {"context_management": {"applied_edits": []}}
     )
     chat.id = "msg_" + chat.id.removeprefix("chatcmpl-")
     request.scope["headrace.usage"] = chat.usage
     if body.stream:
         return EventStream(
-            _events(chat, stream, told),
+            _events(chat, stream, edits),
             keep_alive=service.keep_alive,
             error_frame=_error_frame,
             error_reply=error_reply,
         )
-    return await while_connected(request.receive, _whole(chat, stream, told))
+    return await while_connected(request.receive, _whole(chat, stream, edits))
 
 
 def _usage(chat: Chat) -> MessageUsage:
@@ -125,7 +125,7 @@ def _message(chat: Chat, content: list[dict[str, Any]], end: dict[str, Any]) -> 
     }
 
 
-async def _whole(chat: Chat, stream: OutputStream, told: dict[str, Any]) -> Response:
+async def _whole(chat: Chat, stream: OutputStream, edits: dict[str, Any]) -> Response:
     parts = chat.part()
     async for _, delta in deltas([stream]):
         chat.usage.count(0, delta)
@@ -149,7 +149,7 @@ async def _whole(chat: Chat, stream: OutputStream, told: dict[str, Any]) -> Resp
                 "input": _object(function["arguments"]),
             }
         )
-    return json_response(_message(chat, content, _end(parts)) | told)
+    return json_response(_message(chat, content, _end(parts)) | edits)
 
 
 def _tool_id(call_id: str) -> str:
@@ -219,7 +219,7 @@ class _Blocks:
         return named_frame("content_block_delta", event)
 
 
-async def _events(chat: Chat, stream: OutputStream, told: dict[str, Any]) -> AsyncIterator[bytes]:
+async def _events(chat: Chat, stream: OutputStream, edits: dict[str, Any]) -> AsyncIterator[bytes]:
     (parts,) = chat.parts()
     blocks = _Blocks()
     started = False
@@ -232,7 +232,7 @@ async def _events(chat: Chat, stream: OutputStream, told: dict[str, Any]) -> Asy
         frames = [frame for fields in parts.take(delta) for frame in blocks.frames(fields)]
         if frames:
             yield b"".join(frames)
-    ending = {"type": "message_delta", "delta": _end(parts), "usage": _usage(chat), **told}
+    ending = {"type": "message_delta", "delta": _end(parts), "usage": _usage(chat), **edits}
     yield b"".join(
         [
             *blocks.close(),

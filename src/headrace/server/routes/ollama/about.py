@@ -84,7 +84,7 @@ def loaded(service: Service, name: str) -> Loaded:
 
 
 def _expiry(service: Service) -> float:
-    """Return when the model rests if no request comes: in a century, if it stays."""
+    """Return the time at which the model rests if no request comes; in a century if it stays."""
     left = math.inf if service.residents is None else service.residents.expires_in(service)
     return time.time() + left if math.isfinite(left) else service.started + 100 * YEAR
 

@@ -80,7 +80,7 @@ async def show(request: Request) -> Response:
 
 
 def _wakes(body: OllamaChatBody | GenerateBody) -> bool:
-    """Tell whether a request loads its model: not if it only asks to let it rest, at once."""
+    """Whether a request loads its model; one that only asks to let it rest at once does not."""
     if isinstance(body, OllamaChatBody):
         asks = bool(body.messages)
     else:
@@ -89,7 +89,7 @@ def _wakes(body: OllamaChatBody | GenerateBody) -> bool:
 
 
 def keep(service: Service, request: Request, body: Asked) -> None:
-    """Apply `keep_alive` for callers who may: any if there are no keys, else operators."""
+    """Apply `keep_alive` for permitted callers: all if there are no keys, else operators."""
     residents = service.residents
     if body.keep_alive is None:
         return

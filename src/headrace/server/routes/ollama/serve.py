@@ -72,23 +72,23 @@ class Talk:
         calls: list[dict[str, Any]] = []
         last: dict[str, Any] = {}
 
-        def anew() -> None:
+        def restart() -> None:
             texts.clear()
             thoughts.clear()
             calls.clear()
 
-        async for part in self._parts(output, anew):
-            said = part["message"] if self.kind == "chat" else part
-            texts.append(said["content" if self.kind == "chat" else "response"])
-            thoughts.append(said.get("thinking", ""))
-            calls += said.get("tool_calls", ())
+        async for part in self._parts(output, restart):
+            message = part["message"] if self.kind == "chat" else part
+            texts.append(message["content" if self.kind == "chat" else "response"])
+            thoughts.append(message.get("thinking", ""))
+            calls += message.get("tool_calls", ())
             last = part
-        return json_response({**last, **self._said("".join(texts), "".join(thoughts), calls)})
+        return json_response({**last, **self._content("".join(texts), "".join(thoughts), calls)})
 
     async def _parts(
-        self, output: OutputStream, anew: Callable[[], None] = lambda: None
+        self, output: OutputStream, restart: Callable[[], None] = lambda: None
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the parts of the answer. `anew` is called when the parts so far become void."""
+        """Yield the parts of the answer. `restart` is called when the parts so far become void."""
         parts = self.chat.part()
         tokens: list[int] = []
         async for _, delta in deltas([output]):
@@ -96,7 +96,7 @@ class Talk:
             self.clock.token()
             if delta.void is not None:
                 parts, tokens = self.chat.part(), []
-                anew()
+                restart()
             if self.keep_context:
                 tokens += delta.token_ids
             chunks = parts.take(delta)
@@ -122,9 +122,9 @@ class Talk:
         self, text: str, thought: str, calls: list[dict[str, Any]] | None = None
     ) -> dict[str, Any]:
         head = {"model": self.model, "created_at": now(), "done": False}
-        return {**head, **self._said(text, thought, calls or [])}
+        return {**head, **self._content(text, thought, calls or [])}
 
-    def _said(self, text: str, thought: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    def _content(self, text: str, thought: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         more: dict[str, Any] = {"thinking": thought} if thought else {}
         if self.kind == "generate":
             return {"response": text, **more}

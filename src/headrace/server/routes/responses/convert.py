@@ -152,7 +152,7 @@ def _picture(part: InputPart, where: str) -> GivenPicture:
 
 
 def _text(content: str | list[InputPart] | None, where: str, first: int = 0) -> str:
-    """Return the text of parts; `first`: place of the first one in its message."""
+    """Return the text of parts; `first`: index of the first part in its message."""
     if content is None:
         raise InvalidRequest(f"{where} is required", param=where)
     if isinstance(content, str):

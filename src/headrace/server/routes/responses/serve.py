@@ -129,7 +129,7 @@ class Responses:
         past = await self.history(body.previous_response_id, owner)
         chat_body = await self._to_chat(body, [*past, *items])
         name = request.scope["headrace.request_id"]
-        # Nobody sees a background answer until a client watches it (`_Turn.told`).
+        # No client sees a background answer until a client watches it (`_Turn.events_after`).
         whole = bool(body.background) or not body.stream
         service = self.service.choose(body.model)
         chat, stream = await begin(service, chat_body, name, whole=whole, where="input")
@@ -138,7 +138,7 @@ class Responses:
         if body.background:
             reply = await self._background(turn, request, chat.usage)
             if body.stream:
-                return EventStream(turn.told(-1), keep_alive=self.service.keep_alive)
+                return EventStream(turn.events_after(-1), keep_alive=self.service.keep_alive)
             return reply
         request.scope["headrace.usage"] = chat.usage
         if body.stream:
@@ -175,8 +175,8 @@ class Responses:
                 removed.cancel()
             self.running.pop(response["id"], None)
             self.turns.pop(response["id"], None)
-            said = {"request_id": name, "path": request.scope["path"], "background": True}
-            log_exchange(logging.INFO, said, work)
+            fields = {"request_id": name, "path": request.scope["path"], "background": True}
+            log_exchange(logging.INFO, fields, work)
             self.service.leave(work)
 
         task.add_done_callback(ended)
@@ -191,7 +191,7 @@ class Responses:
             kind = f"response.{stored.response['status']}"
             last = {"type": kind, "sequence_number": after + 1, "response": stored.response}
             return EventStream(_just(named_frame(kind, last)), keep_alive=self.service.keep_alive)
-        return EventStream(turn.told(after), keep_alive=self.service.keep_alive)
+        return EventStream(turn.events_after(after), keep_alive=self.service.keep_alive)
 
     async def _to_chat(self, body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
         """Convert a conversation, in a thread if it has thousands of items, as even a short body
@@ -236,11 +236,11 @@ class _Turn:
     _log: list[bytes] = field(default_factory=list)
     """Events so far, by number; kept only for background work."""
     _opening: int = 0
-    """Number of initial events that say nothing of the answer."""
+    """Number of initial events without content of the answer."""
     _ended: bool = False
     _grown: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def told(self, after: int) -> AsyncIterator[bytes]:
+    async def events_after(self, after: int) -> AsyncIterator[bytes]:
         """Yield the events after the number `after`, including future ones."""
         place = after + 1
         while True:

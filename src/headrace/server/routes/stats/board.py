@@ -43,7 +43,7 @@ class Board:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Subscribe to the engines. `tasks`: the service's watch, which restarts failed tasks;
-        None: an own one."""
+        None: a new watch."""
         self.points: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self.closed = False
         self._engines = engines
@@ -63,7 +63,7 @@ class Board:
         self._task = (tasks or TaskWatch()).keep("statistics", self._run)
 
     def of(self, engines: Sequence[ServingEngine]) -> bool:
-        """Return whether it is open and of these; one of others is closed."""
+        """Whether the board is open and shows these engines; close a board of other engines."""
         if not self.closed and self._engines != tuple(engines):
             self.close()
         return not self.closed
