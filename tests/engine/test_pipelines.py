@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from test_denoiser import Engine, opened, same
 
 from headrace.base.denoising import PictureWish
@@ -124,6 +125,7 @@ def test_a_text_becomes_the_picture_of_diffusers(
     [
         ({"feed_forward_proj": "relu", "d_model": 48}, {"caption_channels": 48}),
         ({}, {"sample_size": 16, "patch_size": 4, "interpolation_scale": 2}),
+        ({}, {"norm_eps": 0.5}),
     ],
 )
 def test_other_shapes(
@@ -264,7 +266,9 @@ def test_the_memory_plan_has_room_for_the_decoder(tmp_path: Path) -> None:
     arena = part._run._lowering._arena
     used = sum(buffer.nbytes for _, buffer in arena.all if isinstance(buffer, np.ndarray))
     assert 0.5 * used <= decoding_bytes(arch, 0) <= 1.5 * used
-    assert decoding_bytes(arch, 4) - decoding_bytes(arch, 0) == 4 * 4 * 256 * 16
+    assert decoding_bytes(arch, 4) - decoding_bytes(arch, 0) == 4 * 4 * (256 * 16 + 2 * 300 * 32)
+    laid = 4 * 64 * (2 * 16 + 16)  # Of 64 places with 16 numbers.
+    assert decoding_bytes(arch, 0, 3) - decoding_bytes(arch, 0) == 3 * laid
     engine.built.close()
 
 
@@ -288,6 +292,10 @@ def test_texts_are_priced_and_checked(tmp_path: Path) -> None:
         read_drawing(engine, denoiser, "a", negative="a" * 300)
     with pytest.raises(InvalidRequest, match=r"512x512.*16x16"):
         read_drawing(engine, denoiser, "a", size="512x512")
+    for found, match in (((), "prompt has no tokens"), ((3, 300), "token 300; .* from 0 to 299")):
+        engine.tokenizer = SimpleNamespace(encode_with_specials=lambda _, found=found: list(found))
+        with pytest.raises(InvalidRequest, match=match):
+            read_drawing(engine, denoiser, "a")
     classes: Any = SimpleNamespace(files=open_model(str(dit.make(tmp_path / "classes"))))
     with pytest.raises(InvalidRequest, match="reads texts"):
         read_drawing(classes, denoiser_of(classes.files, "two"), "1", negative="2")
@@ -314,6 +322,7 @@ def test_texts_are_priced_and_checked(tmp_path: Path) -> None:
         ("text_encoder/config.json", {"feed_forward_proj": "gated-silu"}, "feed_forward_proj"),
         ("text_encoder/config.json", {"num_layers": 3}, "block.2"),
         ("text_encoder/config.json", {"relative_attention_num_buckets": 16}, "attention_bias"),
+        ("text_encoder/config.json", {"relative_attention_num_buckets": 80}, "max_distance is 20"),
         ("transformer/config.json", {"use_additional_conditions": True}, "additional_conditions"),
         ("transformer/config.json", {"sample_size": 512}, "65536 patches"),
         ("transformer/config.json", {"interpolation_scale": 0}, "interpolation_scale"),
@@ -326,6 +335,15 @@ def test_a_folder_that_lies_is_refused(
     dit._edit(folder / file, **values)
     with pytest.raises((ModelFileError, UnsupportedModel), match=match):
         opened(folder).built.close()
+
+
+def test_a_kernel_without_outputs_is_refused(tmp_path: Path) -> None:
+    path = dit.make_texts(tmp_path) / "vae" / "diffusion_pytorch_model.safetensors"
+    weights = load_file(path)
+    weights["decoder.conv_in.weight"] = np.zeros((0, 4, 3, 3), np.float32)
+    save_file(weights, path)
+    with pytest.raises(ModelFileError, match=r"conv_in\.weight has shape \(0, 36\)"):
+        opened(tmp_path).built.close()
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ and finds its pages where the last one left them."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import math
 import os
@@ -51,6 +52,7 @@ async def streaming(
 async def send(engine: ProgramEngine, stream: OpenStream, feed: Any, count: int) -> None:
     for _ in range(count):
         await engine.run(stream.program, feed, stream=stream.id)
+    await asyncio.sleep(0)  # The loop's handle of this wake-up holds the last outputs.
 
 
 async def traced(engine: ProgramEngine, stream: OpenStream, feed: Any) -> tuple[float, int]:

@@ -160,7 +160,7 @@ def decoder_weights(files: ModelFiles) -> Iterator[tuple[str, Named]]:
             yield name, tensor
         else:  # Kernels [out, in, row, column] as products with rows side by side.
             kernel = tensor.read().transpose(0, *range(2, len(tensor.shape)), 1)
-            yield name, kernel.reshape(len(kernel), -1).copy()
+            yield name, kernel.reshape(len(kernel), prod(kernel.shape[1:])).copy()
 
 
 _OLD = (

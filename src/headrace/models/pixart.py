@@ -14,8 +14,8 @@ from ..base.arch import ModelArch
 from ..base.denoising import TIMES, GivenSpec
 from ..base.graph import SAMPLED, TEXTS, ActivationSpec, AttentionSpec, EmbedSpec, Graph, Value
 from ..layers.description import Description, matrix
+from .dit import EPS, SILU, block, patches
 from .dit import FAMILIES as CLASSES
-from .dit import SILU, block, patches
 from .family import number
 
 
@@ -38,7 +38,7 @@ def pixart(arch: ModelArch) -> Graph:
         across = partial(_across, to, texts, arch.layers + layer, f"{at}.attn2")
         x = block(to, layer, x, to.add(_table(to, at, 6), shared), arch.norm_eps, across)
     shift, gain = (to.add(part, time) for part in to.parts(_table(to, "", 2), [hidden] * 2))
-    x = to.adaptive_norm(x, gain, shift, arch.norm_eps)
+    x = to.adaptive_norm(x, gain, shift, EPS)
     out = area * denoiser.outputs
     return to.graph(hidden=to.linear(x, "proj_out", outputs=out, bias=True, purpose="head"))
 

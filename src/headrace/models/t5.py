@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ..base.arch import ModelArch
 from ..base.arch_fields import Fields
 from ..base.denoising import TextEncoder
+from ..base.errors import UnsupportedModel
 from ..base.graph import ActivationSpec, AttentionSpec, EmbedSpec, Graph
 from ..layers.description import Description, vector
 
@@ -27,6 +28,14 @@ def read_texts(config: Mapping[str, Any], most: int) -> TextEncoder:
     named = fields.word("feed_forward_proj", ("gated-gelu", "relu"), "relu")
     activation: Literal["gelu_tanh", "relu"] = "relu" if named == "relu" else "gelu_tanh"
     fields.expect("dense_act_fn", "relu" if named == "relu" else "gelu_new")
+    buckets = fields.integer("relative_attention_num_buckets", 4, 4096, 32)
+    distance = fields.integer("relative_attention_max_distance", 8, 65_536, 128)
+    if distance <= (near := buckets // 4):
+        raise UnsupportedModel(
+            f"{fields.where}: relative_attention_max_distance is {distance}; supported: more than "
+            f"a quarter of the buckets ({near})",
+            param="relative_attention_max_distance",
+        )
     return TextEncoder(
         fields.integer("vocab_size", 1, 2**20, 32128),
         fields.integer("d_model", 1, 65_536, 512),
@@ -35,8 +44,8 @@ def read_texts(config: Mapping[str, Any], most: int) -> TextEncoder:
         fields.integer("d_ff", 1, 2**18, 2048),
         fields.integer("num_layers", 1, 1024, 6),
         fields.number("layer_norm_epsilon", 1e-12, 1.0, 1e-6),
-        fields.integer("relative_attention_num_buckets", 4, 4096, 32),
-        fields.integer("relative_attention_max_distance", 8, 65_536, 128),
+        buckets,
+        distance,
         activation,
         named != "relu",
         most,

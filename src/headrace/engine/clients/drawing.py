@@ -111,8 +111,15 @@ def size_of(denoiser: Denoiser) -> str:
 
 def _tokens(engine: ServingEngine, denoiser: Denoiser, name: str, text: str) -> tuple[int, ...]:
     """Return the tokens of a text, in lower case and without spaces around it, as the pipelines
-    read it that do not clean captions."""
+    read it that do not clean captions. A folder's tokenizer may have more ids than its encoder has
+    rows, and none of an empty text."""
     found = tuple(engine.tokenizer.encode_with_specials(text.lower().strip()))
+    if not found:
+        raise InvalidRequest(f"{name} has no tokens; this model needs at least one", param=name)
+    if not 0 <= min(found) <= max(found) < (rows := engine.files.arch.vocab_size):
+        raise InvalidRequest(
+            f"{name} has token {max(found)}; this model has tokens from 0 to {rows - 1}", param=name
+        )
     if len(found) > denoiser.texts:
         raise InvalidRequest(
             f"{name} has {len(found)} tokens; at most {denoiser.texts} are read", param=name

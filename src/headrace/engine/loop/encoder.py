@@ -100,17 +100,21 @@ def _beside(options: EngineOptions, shape: EncoderShape, cross: tuple[GroupShape
     return depth * shape.slot + group_bytes(cross, options.block_size) // (slots * layers)
 
 
-def decoding_bytes(arch: ModelArch, rows: int) -> int:
-    """Return the bytes of the values of a pipeline's decoder, and of what pictures in so many rows
-    keep between their slices; 0: there is no decoder."""
+def decoding_bytes(arch: ModelArch, rows: int, threads: int = 0) -> int:
+    """Return the bytes of the values of a pipeline's decoder, of the texts of pictures in so many
+    rows and what they keep between slices, and of keys and values that each thread lays out."""
+    reads = None if arch.denoiser is None else arch.denoiser.reads
+    texts = 0 if reads is None else 2 * reads.most * reads.hidden
     if (part := parts_beside(arch).get("decoder")) is None:
-        return 0
+        return 4 * rows * texts
     nodes, units = part[0].nodes, part[1]
     values = [value for node in nodes for value in node.out]
     sizes = {(one.rows, one.width): one.rows.of(units) * one.width for one in values}
     wide = max(node.weights[0].width for node in nodes if node.kind == "conv")
     # Three of a size are alive at a time: the residual, its norm, and what a convolution makes.
-    return 4 * (3 * sum(sizes.values()) + rows * max(sizes.values()) + strip_of(units) * wide)
+    laid = max((2 * node.out[0].width + 16 for node in nodes if node.kind == "attend"), default=0)
+    made = 3 * sum(sizes.values()) + rows * (max(sizes.values()) + texts) + strip_of(units) * wide
+    return 4 * (made + threads * units * laid)
 
 
 _FED = "activate", "gated"

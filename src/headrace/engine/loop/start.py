@@ -407,7 +407,8 @@ def _plan(
     codec_bytes = 0
     if resolved.codec is not None and options.device == "cpu":  # Else it takes none of the device.
         codec_bytes = resolved.codec.bytes
-    part_bytes = slot_bytes + encoding_bytes + codec_bytes + decoding_bytes(files.arch, rows)
+    part_bytes = slot_bytes + encoding_bytes + codec_bytes
+    part_bytes += decoding_bytes(files.arch, rows, resolved.options.threads or 1)
     beside = resolved.beside
 
     def planned(kv_memory: int | None) -> MemoryPlan:
