@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from collections.abc import AsyncGenerator
@@ -32,7 +33,7 @@ from ..fields import Body, Integer
 from ..generation import Usage, deltas
 from ..openapi import replies, takes
 from ..service import Service
-from ..wire import json_response, named_frame
+from ..wire import large_response, named_frame
 
 BEGINS = "image_generation"
 """Beginning of the names of a stream's events."""
@@ -127,7 +128,7 @@ async def generations(request: Request) -> Response:
     if body.stream:
         return EventStream(_events(work, about), keep_alive=service.keep_alive)
     found = await while_connected(request.receive, work.all())
-    return json_response({"created": int(time.time()), "data": found, **about})
+    return await large_response({"created": int(time.time()), "data": found, **about})
 
 
 def _about(denoiser: Denoiser, order: PictureOrder, seconds: float | None) -> dict[str, Any]:
@@ -171,7 +172,7 @@ class _OrderedPictures:
         found: dict[int, str] = {}
         async with aclosing(self._deltas(whole=True)) as parts:
             async for one in drawn(self._denoiser, parts):
-                found[one.number] = base64.b64encode(one.png).decode()
+                found[one.number] = await _text_of(one.png)
         return [{"b64_json": found[at]} for at in range(len(found))]
 
     async def pieces(self) -> AsyncGenerator[tuple[bool, str]]:
@@ -182,7 +183,12 @@ class _OrderedPictures:
             async for one in drawn(self._denoiser, parts):
                 if one.step > seen:
                     seen = one.step
-                    yield one.final, base64.b64encode(one.png).decode()
+                    yield one.final, await _text_of(one.png)
+
+
+async def _text_of(png: bytes) -> str:
+    """Return a file in base64, written in a thread: it may have megabytes."""
+    return (await asyncio.to_thread(base64.b64encode, png)).decode()
 
 
 async def _events(work: _OrderedPictures, about: dict[str, Any]) -> AsyncGenerator[bytes]:
