@@ -128,3 +128,10 @@ def test_a_stream_waits_for_its_own_time_and_one_step_more(
     for one, other in combinations(walks[1:], 2):
         apart = [a - b for a, b in zip(one, other, strict=True)]
         assert max(apart) - min(apart) <= 2 * most + 1e-9
+
+
+def test_two_streams_leave_a_third_model_its_steps() -> None:
+    arbiter, had = arbiter_of([1.0, 1.0, 1.0]), [0, 0, 0]
+    for _ in range(300):
+        had[serve(arbiter, [0, 1, 2], 0.01, 0.01, {0, 1})] += 1
+    assert min(had) >= 90

@@ -38,6 +38,9 @@ class Arbiter:
         """Seconds of others' steps since each model's latest."""
         self._own: dict[int, float] = {}
         """Seconds of each model's latest step."""
+        self._credit: set[int] = set()
+        """Models whose latest step came early. No other waits for it: two streams whose early steps
+        made each other due would leave a third model none."""
         self._early: set[int] = set()
         """Models of the latest order that come before their turn: then the clock stays."""
         self._steps = 0
@@ -58,6 +61,7 @@ class Arbiter:
         """Count a model out."""
         del self._finish[model], self._weight[model], self._served[model]
         del self._waited[model], self._own[model]
+        self._credit.discard(model)
 
     def order(self, models: Iterable[int], streaming: Container[int] = ()) -> list[int]:
         """Return models that have work, the next one first: by the start of its step, then by how
@@ -79,7 +83,10 @@ class Arbiter:
     def begin(self, model: int, seconds: float) -> None:
         """Note that a step of this model begins, which is expected to take `seconds`."""
         start = max(self._clock, self._finish[model])
-        if model not in self._early:
+        if model in self._early:
+            self._credit.add(model)
+        else:
+            self._credit.discard(model)
             self._clock = start
         self._finish[model] = start + seconds / self._weight[model]
         self._steps += 1
@@ -94,6 +101,8 @@ class Arbiter:
 
     def _charge(self, model: int, seconds: float) -> None:
         self._own[model] += seconds
+        if model in self._credit:
+            return
         for other in self._waited:
             if other != model:
                 self._waited[other] += seconds

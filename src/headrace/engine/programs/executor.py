@@ -301,6 +301,7 @@ class ProgramExecutor:
         """Handle the end of a run or of a process."""
         busy = self._busy[lane]
         streamed = busy is not None and busy.run.lane is not None
+        streamed &= self.lanes.allowed[lane] < math.inf  # Else the last stream has just ended.
         try:  # The next frame of a stream finds its memory there.
             result: Result | HeadraceError = program.confined.finish(lane, keep=streamed)
         except EngineDead:
