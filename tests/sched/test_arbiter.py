@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.base.errors import OptionError
-from headrace.sched.arbiter import LEAST_WAIT, Arbiter
+from headrace.sched.arbiter import Arbiter
 
 WEIGHTS = st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 3.0]), min_size=2, max_size=4)
 SECONDS = st.floats(min_value=0.001, max_value=0.3)
@@ -23,11 +22,9 @@ def arbiter_of(weights: list[float]) -> Arbiter:
     return arbiter
 
 
-def serve(
-    arbiter: Arbiter, working: list[int], expected: float, taken: float, streaming: Any = ()
-) -> int:
+def serve(arbiter: Arbiter, working: list[int], expected: float, taken: float) -> int:
     """Run the next step; return whose it was."""
-    model = arbiter.order(working, streaming)[0]
+    model = arbiter.order(working)[0]
     arbiter.begin(model, expected)
     arbiter.correct(model, taken - expected)
     return model
@@ -99,39 +96,3 @@ def test_models_come_and_go() -> None:
     assert abs(turns.count(7) - 30) <= 2
     with pytest.raises(OptionError, match="above 0"):
         arbiter.join(8, 0.0)
-
-
-@settings(max_examples=200, deadline=None)
-@given(WEIGHTS, st.lists(st.tuples(SECONDS, SECONDS), min_size=20, max_size=60))
-def test_a_stream_waits_for_its_own_time_and_one_step_more(
-    weights: list[float], steps: list[tuple[float, float]]
-) -> None:
-    """While all have work. Beyond the share of the model that has had most, it has no more than
-    all others together; their shares are as without it."""
-    arbiter = arbiter_of(weights)
-    walks = [[0.0] for _ in weights]
-    had = [0.0] * len(weights)
-    waited = own = longest = most = others = 0.0
-    heaviest = max(weights)
-    for expected, taken in steps:
-        model = serve(arbiter, list(range(len(weights))), expected, taken, {0})
-        had[model] += taken / weights[model]
-        for walk, one in zip(walks, had, strict=True):
-            walk.append(one)
-        most = max(most, taken / weights[model])
-        if model:
-            waited, longest, others = waited + taken, max(longest, taken), others + taken
-            assert waited <= max(LEAST_WAIT, own * heaviest / weights[0]) + longest + 1e-9
-        else:
-            waited, own = 0.0, taken
-    assert had[0] <= max(had[1:]) + others / heaviest + 3 * most + 1e-9
-    for one, other in combinations(walks[1:], 2):
-        apart = [a - b for a, b in zip(one, other, strict=True)]
-        assert max(apart) - min(apart) <= 2 * most + 1e-9
-
-
-def test_two_streams_leave_a_third_model_its_steps() -> None:
-    arbiter, had = arbiter_of([1.0, 1.0, 1.0]), [0, 0, 0]
-    for _ in range(300):
-        had[serve(arbiter, [0, 1, 2], 0.01, 0.01, {0, 1})] += 1
-    assert min(had) >= 90

@@ -500,7 +500,7 @@ def test_a_step_that_other_models_wait_for_has_fewer_slices(*, whole: bool) -> N
         d.add(with_inputs(request_of("a", [1] * 20), (0, 4, b"a")))
         d.submit()
         counts.append(d.plans[0].counts[-1])
-    assert counts == ([25, 3] if whole else [62, 3]), "4 ms a slice: 100 or 250 ms, and 15"
+    assert counts == ([25, 6] if whole else [62, 6]), "4 ms a slice: 100 or 250 ms, and 25"
 
 
 def test_prices_follow_the_steps() -> None:

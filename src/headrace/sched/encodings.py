@@ -31,7 +31,7 @@ from headrace.base.spec import InputSpan
 from headrace.base.step import StepPlan, StepResult
 
 from .limits import StepRoom
-from .price import SHARED_SECONDS, STEP_SECONDS, WHOLE_SECONDS, MixedPrices
+from .price import STEP_SECONDS, WHOLE_SECONDS, MixedPrices
 from .work import ALL, State, Work
 
 Items = dict[EncodingName, tuple[int, InputSpan]]
@@ -258,7 +258,7 @@ class Encodings:
         first, left = found.planned, self.shape.slices - found.planned
         room = WHOLE_SECONDS if self.shape.whole else self.prices.room(len(decodes))
         if bounds.shared is not None:
-            room = min(room, SHARED_SECONDS)
+            room = min(room, STEP_SECONDS / 2)
         count = self.prices.slices_that_fit(found.units, left, plan.tokens, room)
         found.planned += count
         found.in_flight += 1

@@ -296,9 +296,6 @@ STEP_SECONDS, ALONE_SECONDS, WHOLE_SECONDS = 0.05, 0.25, 0.1
 """Most seconds of a step that computes slices of another part: while text is decoded, whose readers
 wait for the step; without any, when only new requests wait; and where nobody waits for single
 tokens: fewer, larger steps decode more at once."""
-SHARED_SECONDS = 0.015
-"""Most seconds of slices in a step while other models wait; a slice that takes longer goes alone.
-"""
 LONGER = 2.0
 """Most seconds of such a step next to decodes, as a multiple of theirs."""
 FEWEST = 16

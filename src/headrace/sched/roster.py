@@ -77,12 +77,6 @@ class Roster:
         left = sum(work.known - work.scheduled for work in self.prefilling.values())
         return len(self.decoding), left
 
-    @property
-    def streams(self) -> bool:
-        """Whether there are texts that are read token by token."""
-        whole = self._encodings is not None and self._encodings.shape.whole
-        return bool(self.decoding) and not whole
-
     def uncomputed(self, most: int) -> Iterator[Work]:
         """Yield work with units that no step was planned for: all that runs, and at most `most`
         that waits."""

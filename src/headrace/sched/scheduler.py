@@ -79,7 +79,8 @@ class Scheduler:
         self._roster = Roster(limits, kv, self.resources, encodings)
         self.room = StepRoom.of(limits, keeps=bool(kv.groups))
         self._flights: deque[Flight] = deque()
-        self._step = self._order = 0
+        self._step = 0
+        self._order = 0
         self._retry = RetryEstimate()
         self._last = 0, 0, 0, 0, 0
         """The latest step's number, entries, units, units of prompts, and new tokens."""
@@ -104,10 +105,6 @@ class Scheduler:
     def pressure(self) -> tuple[int, int]:
         """Sequences that decode, and tokens of admitted prompts that are still to be computed."""
         return self._roster.pressure
-
-    @property
-    def streams(self) -> bool:
-        return self._roster.streams
 
     @property
     def in_flight(self) -> int:
@@ -265,7 +262,8 @@ class Scheduler:
         running, finished = State.RUNNING, State.FINISHED
         deltas: list[SequenceDelta | Work] = []
         delta: SequenceDelta | None
-        sampled, single = 0, decodes if bare and result.plain else 0
+        sampled = 0
+        single = decodes if bare and result.plain else 0
         starts, counts, new = plan.starts, plan.counts, result.tokens
         for i, work in enumerate(flight.entries):
             work.in_flight -= 1

@@ -28,9 +28,6 @@ from .lane import Lane, Planner
 BOUND = 8.0
 """Limit of a step's time, as a multiple of its predicted time and the recent slowdown."""
 QUIET_SECONDS = 1.0
-RECENT_SECONDS = 1.0
-"""Time after its last work for which a model's next request is expected: it would wait for the end
-of a step."""
 
 
 class Flying(NamedTuple):
@@ -233,14 +230,9 @@ class EngineCore:
             for model, lane in lanes.items():
                 return model, lane.scheduler.schedule()
         working = [model for model, lane in lanes.items() if lane.scheduler.has_work]
-        streaming = [model for model in working if lanes[model].scheduler.streams]
-        now = self._clock()
-        for model in working:
-            lanes[model].worked = now
-        for model in self._arbiter.order(working, streaming):
+        for model in self._arbiter.order(working):
             lane = lanes[model]
-            others = (one.worked for one in lanes.values() if one is not lane)
-            lane.share(alone=now - max(others) > RECENT_SECONDS)
+            lane.share(alone=len(working) == 1)
             plan = lane.scheduler.schedule()
             if plan is not None:
                 return model, plan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -50,8 +49,6 @@ class Planner(Protocol):
     def waiting(self) -> int: ...
     @property
     def pressure(self) -> tuple[int, int]: ...
-    @property
-    def streams(self) -> bool: ...
 
 
 class Lane:
@@ -78,8 +75,6 @@ class Lane:
         self.prices = StepPrices(lambda tokens: GUESSED * tokens)
         """Seconds of steps, learned while several models are served."""
         self.predict = predict
-        self.worked = -math.inf
-        """Latest time when it had work, while several models are served."""
         self._last_estimate: tuple[int, int, Estimate] | None = None
         """(entries, step, estimate) of the latest step that only decoded and was estimated."""
         self._adapters = adapters
@@ -124,8 +119,8 @@ class Lane:
             self.executor.unload_adapter(name)
 
     def share(self, *, alone: bool) -> None:
-        """Bound the next step: other models that have work, or had some lately, wait for its end,
-        unless it is `alone`."""
+        """Bound the next step: other models that have work wait for its end, unless it is
+        `alone`."""
         room = self.scheduler.room
         if alone:
             room.shared = None

@@ -62,7 +62,6 @@ class SlicePlanner:
     max_context = 1
     waiting = 0
     pressure = (0, 0)
-    streams = False
 
     def __init__(self, work: SlicedWork) -> None:
         self.room = StepRoom(1, 1)
