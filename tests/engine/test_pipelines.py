@@ -21,6 +21,7 @@ from headrace.engine.clients.drawing import denoiser_of, predicted, read_drawing
 from headrace.engine.loop.encoder import decoding_bytes
 from headrace.engine.loop.prediction import drawing_seconds, step_predictor
 from headrace.loader.open import open_model
+from headrace.models.t5 import describe_texts
 from headrace.models.vae import describe_decoder
 from headrace.text import load_tokenizer
 from headrace.worker.solvers import Trajectory, normal
@@ -199,10 +200,10 @@ def test_bits_are_the_same_alone_and_among_others(tmp_path: Path) -> None:
 
 
 def test_a_cancelled_picture_computes_no_further_step(tmp_path: Path) -> None:
-    """In each of its phases: 2 texts, 2 steps, 8 slices."""
+    """In each of its phases: 2 texts of 5 slices, 2 steps, 8 slices."""
     folder = dit.make_texts(tmp_path)
     engine = opened(folder)
-    for turns in (1, 2, 3, 5, 8):
+    for turns in (1, 4, 7, 11, 12, 13, 16):
         found: dict[str, list[np.ndarray]] = {}
         engine.add("gone", wish(folder, 2, 3.0))
         for _ in range(turns):
@@ -221,7 +222,7 @@ def test_a_preempted_picture_begins_again_with_the_same_bits(tmp_path: Path) -> 
     folder = dit.make_texts(tmp_path)
     engine = opened(folder, policy="priority", max_sequences=1)
     wanted = engine.drawn({"low": (wish(folder, 2, 2.0), 9)})
-    for turns in (1, 3, 7):  # In a text, a step and a slice.
+    for turns in (3, 11, 15):  # In a text, a step and a slice.
         found: dict[str, list[np.ndarray]] = {}
         for name, priority in (("low", 50), ("high", -50)):
             spec = RequestSpec(
@@ -261,6 +262,8 @@ def test_the_memory_plan_has_room_for_the_decoder(tmp_path: Path) -> None:
     assert arch.denoiser is not None
     assert arch.denoiser.decoder is not None
     assert len(blocks(describe_decoder(arch))) - 1 == arch.denoiser.decoder.slices
+    assert arch.denoiser.reads is not None
+    assert len(blocks(describe_texts(arch))) - 1 == arch.denoiser.reads.slices == 5
     worker = engine.built.core.executor.worker
     part = worker._steps.features.listed[0]._parts["decoder"]
     arena = part._run._lowering._arena

@@ -97,6 +97,12 @@ class TextEncoder(NamedTuple):
     """Tokens of a text."""
 
     @property
+    def slices(self) -> int:
+        """Parts of its work, of which a step of a picture computes one: each layer's attention,
+        each feed-forward, and the last norm."""
+        return 2 * self.layers + 1
+
+    @property
     def reach(self) -> int:
         """`AttentionSpec.reach`."""
         return -(-self.most // 16) * 16
@@ -141,9 +147,10 @@ class Denoiser(NamedTuple):
         return self.decoder.channels, side, side
 
     def phases(self, wish: PictureWish) -> list[Phase]:
-        """List the work of a picture: its texts are encoded, its steps done, and each picture that
-        is reported is decoded, slice by slice."""
-        found: list[Phase] = [("text", at) for at in range(len(wish.texts))]
+        """List the work of a picture: its texts are encoded slice by slice, its steps done, and
+        each picture that is reported is decoded slice by slice."""
+        encoded = 0 if self.reads is None else len(wish.texts) * self.reads.slices
+        found: list[Phase] = [("text", at) for at in range(encoded)]
         slices = 0 if self.decoder is None else self.decoder.slices
         for step in range(1, wish.steps + 1):
             found.append(("step", step))

@@ -1,9 +1,9 @@
 """Pictures that are drawn: what a step reads of each, and what it leaves of each.
 
 A row keeps its picture and its solver's history from step to step. An entry of a plan is one phase
-of a picture: a text of it is encoded, a step done, or a slice of it decoded. A step is one or two
-entries of the batch: with guidance the model runs with the picture's class or text and without any,
-and the difference is stretched (Ho and Salimans 2022, arXiv 2207.12598).
+of a picture: a slice of a text is encoded, a step done, or a slice of the picture decoded. A step
+is one or two entries of the batch: with guidance the model runs with the picture's class or text
+and without any, and the difference is stretched (Ho and Salimans 2022, arXiv 2207.12598).
 """
 
 from __future__ import annotations
@@ -32,6 +32,18 @@ NAN = "the model's numbers are not finite: it computed NaN for this picture"
 
 
 @dataclass(slots=True)
+class _DrawnText:
+    """A text, encoded for all pictures of its tenant that are on their way."""
+
+    tokens: tuple[int, ...]
+    item: Any
+    done: int = 0
+    """Slices that are computed."""
+    rows: Floats | None = None
+    """[tokens, hidden], once all are."""
+
+
+@dataclass(slots=True)
 class _DrawnRow:
     """A picture on its way."""
 
@@ -39,7 +51,7 @@ class _DrawnRow:
     tenant: str
     path: Trajectory
     phases: list[Phase]
-    texts: list[Floats] = field(default_factory=list)
+    texts: list[_DrawnText] = field(default_factory=list)
     decoded: Any = None
     """The item of the decoder, from its first slice to its last."""
 
@@ -80,7 +92,7 @@ class Denoising(RowWish[_DrawnRow]):
                 texts += [self._empty] * entries
             else:
                 given, time, label = drawn.path.given(), drawn.path.time, drawn.wish.label
-                texts += drawn.texts[:entries]
+                texts += [one.rows for one in drawn.texts[:entries] if one.rows is not None]
             patches += [self._patches(given)] * entries
             times += [time_features(time, late)] * entries
             labels += [label, self._denoiser.classes][:entries]
@@ -141,22 +153,33 @@ class Denoising(RowWish[_DrawnRow]):
             if drawn is None or phase == "step":
                 continue
             if phase == "text":
-                drawn.texts.append(self._text(drawn, at))
+                self._encode(drawn, at)
             elif (pixels := self._decoded(drawn, at)) is not None:
                 yield entry, drawn, pixels
 
-    def _text(self, drawn: _DrawnRow, at: int) -> Floats:
-        """Encode a text; another picture of the tenant may have its rows."""
-        tokens = drawn.wish.texts[at]
+    def _encode(self, drawn: _DrawnRow, at: int) -> None:
+        """Encode a slice of a text, unless another picture of the tenant was faster."""
+        part, reads = self._parts["texts"], self._denoiser.reads
+        assert reads is not None
+        number, piece = divmod(at, reads.slices)
+        if number == len(drawn.texts):
+            drawn.texts.append(self._text(drawn, drawn.wish.texts[number]))
+        text = drawn.texts[number]
+        if piece < text.done:
+            return
+        part.run(text.item, piece + 1)
+        text.done = piece + 1
+        if text.done == reads.slices:
+            text.rows, text.item = part.rows(text.item), None
+
+    def _text(self, drawn: _DrawnRow, tokens: tuple[int, ...]) -> _DrawnText:
+        """Find a text among those of the tenant's pictures, or begin it."""
         for other in self._rows.values():
             if other.tenant == drawn.tenant:
-                for known, rows in zip(other.wish.texts, other.texts, strict=False):
-                    if known == tokens:
-                        return rows
-        part = self._parts["texts"]
-        item = part.begin(np.array(tokens, np.int64))
-        part.run(item)
-        return part.rows(item)
+                for known in other.texts:
+                    if known.tokens == tokens:
+                        return known
+        return _DrawnText(tokens, self._parts["texts"].begin(np.array(tokens, np.int64)))
 
     def _decoded(self, drawn: _DrawnRow, at: int) -> Floats | None:
         """Decode a slice of a picture; return it after the last one."""

@@ -22,14 +22,13 @@ from ..base.step import Admission, PoolShape, StepPlan
 from ..dist.payloads import read_payload
 from ..kernels.arrays import Array, joined, tensor
 from ..kernels.backend import Shelf
-from ..kernels.cpu.pieces import pieces_of
 from ..kernels.encoded import EncodedRows
-from ..kernels.in_pieces import NOTHING, InPieces, InterpretedPieces
+from ..kernels.in_pieces import NOTHING, InPieces
 from ..kernels.operators import KvCache, StepBatch
 from ..loader.picture_layout import Layout, of_frames
 from ..loader.towers import Tower
 from .cross import CrossBlocks, Floats
-from .items import one_entry
+from .items import one_entry, run_in_slices
 from .loading import OpenPart
 from .options import Resolved, WorkerOptions
 from .part import Part
@@ -78,17 +77,12 @@ class Encoder:
         self._spans: dict[int, tuple[str, tuple[InputSpan, ...]]] = {}
         """By row of the text part: its tenant, and its inputs."""
 
-    def _lower(self, cache: KvCache) -> None:
-        graph, weights = self.part.model.graph, self.part.model.weights
-        given = self.part.operators, graph, weights
-        lowered = pieces_of(*given, self._tower.units, cache)
-        self._run = lowered or InterpretedPieces(*given, cache)
-
     def bind(self, pool: PoolShape, cache: KvCache) -> None:
         """Take the blocks of the text part's cache, and forget all items and rows. Only now are the
         weights where they stay: a shelf moves them at the end of loading."""
         self.forget()
-        self._lower(NOTHING if self.cross is None else self.cross.bind(pool, cache, self.part))
+        read = NOTHING if self.cross is None else self.cross.bind(pool, cache, self.part)
+        self._run = run_in_slices(self.part, self._tower.units, read)
 
     def forget(self) -> None:
         """Forget all items and rows."""

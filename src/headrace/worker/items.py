@@ -11,14 +11,20 @@ from ..base.slices import blocks
 from ..kernels.arrays import Array, host, tensor
 from ..kernels.backend import Shelf
 from ..kernels.cpu.pieces import pieces_of
-from ..kernels.in_pieces import InPieces, InterpretedPieces
-from ..kernels.operators import StepBatch
+from ..kernels.in_pieces import NOTHING, InPieces, InterpretedPieces
+from ..kernels.operators import KvCache, StepBatch
 from .arrays import fp32
 from .loading import OpenPart
 from .options import Resolved, WorkerOptions
 from .part import Part
 
 Floats = npt.NDArray[np.float32]
+
+
+def run_in_slices(part: Part, units: int, cache: KvCache = NOTHING) -> InPieces:
+    """Lower a part for items of at most so many units, once its weights are where they stay."""
+    given = part.operators, part.model.graph, part.model.weights
+    return pieces_of(*given, units, cache) or InterpretedPieces(*given, cache)
 
 
 def one_entry(part: Part, tokens: npt.NDArray[np.int64]) -> StepBatch:
@@ -52,8 +58,7 @@ class ItemPart:
 
     def bind(self) -> None:
         """Lower the graph, once the weights are where they stay."""
-        given = self.part.operators, self.part.model.graph, self.part.model.weights
-        self._run = pieces_of(*given, self._units) or InterpretedPieces(*given)
+        self._run = run_in_slices(self.part, self._units)
 
     def begin(self, tokens: npt.NDArray[np.int64], *rows: Floats) -> Any:
         """Begin an item of so many tokens, with the rows of the graph's inputs."""
@@ -61,8 +66,8 @@ class ItemPart:
         with self.part.inference():
             return self._run.begin(batch, *map(self.part.activations, rows))
 
-    def run(self, item: Any, slices: int = -1) -> None:
-        """Compute an item up to its first `slices` slices; -1: all of them."""
+    def run(self, item: Any, slices: int) -> None:
+        """Compute an item up to its first `slices` slices."""
         with self.part.inference():
             self._run.run(item, self._bounds[slices])
 
