@@ -206,4 +206,4 @@ def _positions(side: int, width: int, stretch: float) -> npt.NDArray[np.float32]
 
 
 PART_WEIGHTS = {"texts": text_weights, "decoder": decoder_weights}
-"""Readers of the weights of `models.vae.parts_beside`."""
+"""Readers of the weights of `models.pipeline.parts_beside`."""

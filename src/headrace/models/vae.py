@@ -11,7 +11,6 @@ from ..base.denoising import Decoder, GroupNormSpec, PictureConvSpec
 from ..base.errors import UnsupportedModel
 from ..base.graph import TOKENS, AttentionSpec, Graph, Node, Rows, Value
 from ..layers.description import Description, matrix, vector
-from .t5 import describe_texts
 
 CLASS = "AutoencoderKL"
 EPS = 1e-6
@@ -71,16 +70,6 @@ def describe_decoder(arch: ModelArch) -> Graph:
             x = make.conv(x, f"{UP}.{at}.upsamplers.0.conv", width, up=2)
     x = make.norm(x, "decoder.conv_norm_out", silu=True)
     return make.to.graph([given], hidden=make.conv(x, "decoder.conv_out", decoder.channels))
-
-
-def parts_beside(arch: ModelArch) -> dict[str, tuple[Graph, int]]:
-    """Return graph and most rows of an item of each part beside a denoiser: texts, decoder."""
-    denoiser, found = arch.denoiser, dict[str, tuple[Graph, int]]()
-    if denoiser is not None and denoiser.reads is not None:
-        found["texts"] = describe_texts(arch), denoiser.texts
-    if denoiser is not None and denoiser.decoder is not None:
-        found["decoder"] = describe_decoder(arch), denoiser.size**2
-    return found
 
 
 class _Pictures:

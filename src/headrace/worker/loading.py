@@ -24,8 +24,8 @@ from ..loader.towers import Tower, open_tower
 from ..loader.weight_source import WeightSource
 from ..loader.weights import load_weights
 from ..models.heads import STATES, describe_head, tapped
+from ..models.pipeline import parts_beside
 from ..models.registry import describe
-from ..models.vae import parts_beside
 from .options import Resolved, WorkerOptions, resolve
 
 READ = 256

@@ -15,8 +15,8 @@ from ...base.slices import slices
 from ...base.step import GroupShape
 from ...kernels.pictured import strip_of
 from ...loader.towers import Tower, open_tower
+from ...models.pipeline import parts_beside
 from ...models.registry import describe
-from ...models.vae import parts_beside
 from ...roofline.memory import USABLE
 
 SHARE = 0.25

@@ -18,8 +18,8 @@ from ...loader.gguf_model import gguf_of
 from ...loader.names import from_gguf_name, from_hf_name
 from ...loader.shards import read_headers
 from ...loader.whisper import whisper_of
+from ...models.pipeline import parts_beside
 from ...models.registry import describe
-from ...models.vae import parts_beside
 from ...roofline.composition import compose, compose_plan
 from ...roofline.counts import Case
 from ...roofline.formats import GGML, usual_format

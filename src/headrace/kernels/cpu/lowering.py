@@ -1,4 +1,5 @@
-"""Lowering of a graph's nodes to records; `fusion` has found the joins and the places of values."""
+"""Lowering of a graph's nodes to records: `fusion` has found the joins and the places of values,
+`placement` gives these memory."""
 
 from __future__ import annotations
 
@@ -31,11 +32,12 @@ from ..operators import KvCache
 from ..weights import LoraWeight
 from . import bags, emit, latent, mixture, pictures, states
 from .emit import NOT_QUANTISED, Emitted, Matrix
-from .fusion import Fusion, Unrecordable, rows_of
+from .fusion import Unrecordable, rows_of
+from .placement import Placement
 from .records import ROWS_N, HrKv, HrLinear, HrPiece, HrQuantised
 
 
-class Lowering(Fusion):
+class Lowering(Placement):
     """Lowering of one graph, once; its results are in its attributes."""
 
     def run(self) -> list[Emitted]:

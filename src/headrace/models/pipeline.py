@@ -1,0 +1,18 @@
+"""Parts of a diffusion pipeline beside its denoiser."""
+
+from __future__ import annotations
+
+from ..base.arch import ModelArch
+from ..base.graph import Graph
+from .t5 import describe_texts
+from .vae import describe_decoder
+
+
+def parts_beside(arch: ModelArch) -> dict[str, tuple[Graph, int]]:
+    """Return graph and most rows of an item of each part beside a denoiser: texts, decoder."""
+    denoiser, found = arch.denoiser, dict[str, tuple[Graph, int]]()
+    if denoiser is not None and denoiser.reads is not None:
+        found["texts"] = describe_texts(arch), denoiser.texts
+    if denoiser is not None and denoiser.decoder is not None:
+        found["decoder"] = describe_decoder(arch), denoiser.size**2
+    return found
