@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from headrace.base.sections import read_rows
-from headrace.obs.metrics import _metric
 from headrace.roofline.curves import _read
 from headrace.roofline.hardware import _datasheet
 from headrace.server.fields import _neglected
@@ -20,7 +19,6 @@ READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no list": (_neglected, "[chat]\nuser | [1"),
     "too few figures": (_read, "H100 product/fp8 0.6 1.1 0.4 5.7 0.3"),
     "no figure": (_read, "H100 product/fp8 0.6 1.1 0.4 5.7 0.3 much"),
-    "no help": (lambda path: read_rows(path, _metric), "counter | _steps | headrace:steps"),
     "a short device": (lambda path: read_rows(path, _datasheet), "H100 67 989 | a data sheet"),
 }
 

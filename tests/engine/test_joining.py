@@ -17,8 +17,9 @@ from headrace.base.config import EngineOptions
 from headrace.base.errors import EngineDead, OptionError, PackageAbsent
 from headrace.dist.channel import Channel
 from headrace.dist.hosts import HostPort
+from headrace.engine import messages
+from headrace.engine.ranks import following, placing
 from headrace.engine.ranks import joining as ranks_joining
-from headrace.engine.ranks import placing
 from headrace.engine.ranks.joining import Circle, Patience, join, lead
 from headrace.engine.ranks.joins import Joins, RanksAsked
 from headrace.engine.ranks.launch import RankPlace, first_node, place_of
@@ -129,6 +130,35 @@ def test_all_meet_all() -> None:
         channel.close()
     circle.close()
     joined[1][0].close()
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_rank_that_sees_another_leave_awaits_the_word_of_rank_0(
+    monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    monkeypatch.setattr(
+        following, "joins", lambda place, options, files, port: said(place, port=port)
+    )
+    first, second, third = places(3)
+    files: Any = None
+    with ThreadPoolExecutor(2) as threads:
+        coming = joining(threads, second)
+        rank = threads.submit(following.follow, options(), files, third, patience=Patience(20))
+        circle, channels = lead(first, said(first), Patience(20))
+        other, channel = coming.result(20)
+        other.close()
+        channel.close()
+        until(lambda: circle.lost)
+        if stops:
+            time.sleep(0.2)  # The third has seen it, too.
+            channels[1].send(messages.Stop())
+            rank.result(20)
+        else:
+            with pytest.raises(EngineDead, match=r"rank 1 of 3.* closed its connection"):
+                rank.result(20)
+        for one in channels:
+            one.close()
+        circle.close()
 
 
 @pytest.mark.parametrize(

@@ -39,22 +39,23 @@ class AdapterLoads:
         self._model_name = model_name
         self._send = send
         self._asked: dict[str, asyncio.Future[None]] = {}
+        self._coming: set[str] = set()
+        """Names whose adapters are being loaded: a second one of such a name is refused at once."""
 
     async def load(self, name: str, path: str | Path) -> None:
         """See `AsyncEngine.load_adapter`, which has checked that adapters are served."""
         roots = [root for root in (self._options.adapter_roots or "").split(os.pathsep) if root]
         folder = within(path, roots)
-        self._book.new(name, str(folder), self._model_name)
-        rank = self._options.adapter_rank
-        await asyncio.to_thread(open_adapter, folder, self._files.arch, max_rank=rank)
+        if name in self._coming:
+            raise InvalidRequest(f"the name {name!r:.140} is being loaded", param="lora_name")
         adapter = self._book.new(name, str(folder), self._model_name)
-        await self._ask(messages.LoadAdapter(adapter.id, adapter.path))
+        self._coming.add(name)
         try:
-            self._book.new(name, adapter.path, self._model_name)
-        except InvalidRequest:
-            # Another call loaded one of this name meanwhile: that one stays.
-            await self._ask(messages.UnloadAdapter(adapter.id))
-            raise
+            rank = self._options.adapter_rank
+            await asyncio.to_thread(open_adapter, folder, self._files.arch, max_rank=rank)
+            await self._ask(messages.LoadAdapter(adapter.id, adapter.path))
+        finally:
+            self._coming.remove(name)
         self._book.add(adapter)
 
     async def unload(self, name: str) -> None:

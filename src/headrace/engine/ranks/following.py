@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from ...base.config import EngineOptions
@@ -10,7 +11,7 @@ from ...base.errors import EngineDead, HeadraceError
 from ...base.facts import WorkerFacts
 from ...base.hardware import cpu
 from ...base.modelfiles import ModelFiles
-from ...dist.channel import PeerGone
+from ...dist.channel import Channel, PeerGone
 from ...dist.wake import Wake
 from ...loader import open_model
 from ...loader.panels import panel_folder
@@ -20,6 +21,9 @@ from ..loop.real import REAL_WORKER, worker_loader
 from .joining import PATIENCE, Patience, join, joins
 from .launch import RankPlace
 from .worker_process import serve
+
+_WORD = 1.0
+"""Seconds in which rank 0 says why another rank is gone."""
 
 
 def follow(
@@ -55,9 +59,11 @@ def follow(
 
     try:
         ended = serve(channel, load, began, check)
+        if circle.lost and _stopped(channel, wake):
+            ended = None
     except PeerGone:
         ended = None
-        deadline = time.monotonic() + 1.0  # The pulse knows the reason.
+        deadline = time.monotonic() + _WORD  # The pulse knows the reason.
         while not circle.lost and time.monotonic() < deadline:
             time.sleep(0.01)
         circle.check()
@@ -68,6 +74,19 @@ def follow(
         wake.close()
     if ended is not None:
         raise ended
+
+
+def _stopped(channel: Channel, wake: Wake) -> bool:
+    """Whether rank 0 stops the group: ranks that it stopped earlier close their connections, which
+    may be noticed before its word arrives."""
+    deadline = time.monotonic() + _WORD
+    with suppress(PeerGone):
+        while (left := deadline - time.monotonic()) > 0:
+            wake.clear()
+            message = channel.receive_one(left)
+            if isinstance(message, messages.Stop | messages.Failed):
+                return isinstance(message, messages.Stop)
+    return False
 
 
 class RayRank:
