@@ -54,22 +54,20 @@ Generate = Callable[[list[list[int]], int], None]
 class Row:
     key: str
     title: str
-    reach: float
-    """Ratio to the best peer that issue 6 asks for; below 1: at most so much of it."""
     more_is_better: bool = True
 
 
 ROWS = (
-    Row("decode", "decode, batch 1, tokens/s", 1.6),
-    Row("prefill512", "prefill 512, tokens/s", 1.8),
-    Row("prefill2048", "prefill 2,048, tokens/s", 1.8),
-    Row("concurrent8", "8 concurrent, 128 in, 128 out, output tokens/s", 2.5),
-    Row("concurrent16", "16 concurrent", 2.5),
-    Row("concurrent32", "32 concurrent", 2.5),
-    Row("shared", "16 share 1,024, 32 own, 64 out, prefix known, output tokens/s", 3.0),
-    Row("shared_cold", "the same, prefix new to all 16", 3.0),
-    Row("start", "start to first token, files warm, s", 1.0, more_is_better=False),
-    Row("memory", "peak resident memory by 32 concurrent, MiB", 1.0, more_is_better=False),
+    Row("decode", "decode, batch 1, tokens/s"),
+    Row("prefill512", "prefill 512, tokens/s"),
+    Row("prefill2048", "prefill 2,048, tokens/s"),
+    Row("concurrent8", "8 concurrent, 128 in, 128 out, output tokens/s"),
+    Row("concurrent16", "16 concurrent"),
+    Row("concurrent32", "32 concurrent"),
+    Row("shared", "16 share 1,024, 32 own, 64 out, prefix known, output tokens/s"),
+    Row("shared_cold", "the same, prefix new to all 16"),
+    Row("start", "start to first token, files warm, s", more_is_better=False),
+    Row("memory", "peak resident memory by 32 concurrent, MiB", more_is_better=False),
 )
 
 
@@ -390,21 +388,15 @@ def figures(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
         to = {name: statistics.median(listed) for name, listed in ratios.items()}
         pick = min if row.more_is_better else max
         best = pick(to, key=lambda name: to[name]) if to else None
-        reached = None
-        if best is not None:
-            ratio = to[best]
-            reached = ratio >= row.reach if row.more_is_better else ratio < row.reach
         results.append(
             {
                 "row": row.key,
                 "title": row.title,
-                "reach": row.reach,
                 "medians": medians,
                 "samples": found,
                 "ratios": to,
                 "ratio_samples": ratios,
                 "best_peer": best,
-                "reached": reached,
             }
         )
     return results
@@ -431,8 +423,8 @@ def shares(rounds: list[dict[str, Any]]) -> dict[str, float]:
 def table(document: dict[str, Any]) -> str:
     names = list(document["contestants"])
     lines = [
-        "| | " + " | ".join(names) + " | ratio to the best peer | asked | share of the ceiling |",
-        "|---|" + "--:|" * (len(names) + 3),
+        "| | " + " | ".join(names) + " | ratio to the best peer | share of the ceiling |",
+        "|---|" + "--:|" * (len(names) + 2),
     ]
     for result in document["figures"]:
         cells = []
@@ -440,22 +432,18 @@ def table(document: dict[str, Any]) -> str:
             median = result["medians"].get(name)
             digits = 2 if result["row"] == "start" else 0 if (median or 0) >= 100 else 1
             cells.append("–" if median is None else f"{median:,.{digits}f}")
-        best, ratio, asked = "–", "", "–"
+        best = "–"
         if result["best_peer"] is not None:
             samples = result["ratio_samples"][result["best_peer"]]
             ratio = f"×{result['ratios'][result['best_peer']]:.2f}"
             best = f"{ratio} ({min(samples):.2f}–{max(samples):.2f}, {result['best_peer']})"
-            sign = "≥" if result["reach"] > 1 else "<"
-            asked = f"{sign} ×{result['reach']:g} {'yes' if result['reached'] else 'NO'}"
         share = [
             f"{100 * s:.0f} % {k.split(' ', 1)[1]}"
             for k, s in document["shares"].items()
             if k.startswith(result["row"] + " ")
         ]
         title = f"{result['title']}"
-        lines.append(
-            f"| {title} | " + " | ".join(cells) + f" | {best} | {asked} | {''.join(share)} |"
-        )
+        lines.append(f"| {title} | " + " | ".join(cells) + f" | {best} | {''.join(share)} |")
     for n, round_ in enumerate(document["rounds"]):
         probes = ", ".join(
             f"{name} {p['bandwidth'] / 1e9:.0f} GB/s {p['int8'] / 1e9:.0f} GOP/s"
@@ -473,7 +461,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=20.0, help="no round that would not fit")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--append", action="store_true", help="to the rounds in the JSON file")
     parser.add_argument("--tiny", action="store_true", help="tries the script; not a measurement")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -519,10 +506,8 @@ def measure(arguments: argparse.Namespace) -> None:
         "absent": absent,
         "rounds": rounds,
     }
-    if arguments.append:
-        rounds += json.loads(arguments.json.read_text())["rounds"]
     longest = 0.0
-    for number in range(len(rounds), len(rounds) + arguments.rounds):
+    for number in range(arguments.rounds):
         spent = time.monotonic() - begin
         if longest and spent + longest > arguments.minutes * 60:
             print(f"{number} rounds fitted into {arguments.minutes:g} minutes")

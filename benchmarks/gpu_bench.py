@@ -100,6 +100,14 @@ def by_rows(value: Any, indent: str = "\n ") -> str:
     return f"{first}{indent}{f',{indent}'.join(lines)}{indent[:-1]}{last}"
 
 
+def put_between(page: Path, begin: str, end: str, text: str) -> None:
+    """Replace what stands between two marks of a page."""
+    before, _, rest = page.read_text().partition(begin)
+    _, found, after = rest.partition(end)
+    assert found, f"{page} lacks the marks"
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
+
+
 class Bench:
     """The record being made, and the clock."""
 

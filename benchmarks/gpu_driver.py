@@ -31,8 +31,8 @@ from unittest.mock import patch
 
 import torch
 import triton
-from gpu_dry import ARCHITECTURES, KV, MODELS, STEPS, draw_tokens
-from gpu_models import ARCHS, Step, batch_for, build, decode, make_cache, prefill, thin
+from gpu_dry import ARCHITECTURES, MODELS, STEPS, draw_tokens
+from gpu_models import ARCHS, Step, batch_for, decode, prefill, thin, without_memory
 from gpu_sass import SHARED_LIMIT
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
@@ -183,15 +183,10 @@ def drive_models(architecture: str, numbers: list[int]) -> Iterator[Driven]:
         if architecture == "sm_80" and "fp8" in (weights, kv):
             continue
         arch = thin(ARCHS[name])
-        operators = TritonOperators(
-            torch.bfloat16,
-            deterministic=deterministic,
-            architecture=architecture,
-            quantise="fp8" if weights == "fp8" else "auto",
-        )
         with torch.inference_mode():
-            model = build(arch, operators, device="meta", weights=weights)
-            cache = make_cache(arch, 64, "meta", KV[kv])
+            model, operators, cache = without_memory(
+                arch, architecture, weights, kv, deterministic=deterministic
+            )
             for step in (*STEPS, *LARGE):
                 batch = batch_for(step, cache, "meta")
 

@@ -4,8 +4,7 @@ Compiles every kernel that a step of real models launches, ahead of time, for fi
 and for sm_90 those that the checks of `gpu_checks.py` launch (`gpu_absent.py`): the
 model's own forward pass runs on tensors without memory while each launch is turned into a
 compilation. Reads registers, spills, shared memory and instructions from the machine code, prints
-them as a table next to what the roofline predicts for the same steps on H100, H200 and B200,
-and fails where a kernel would not run or is not what it should be.
+them as a table, and fails where a kernel would not run or is not what it should be.
 
     python benchmarks/gpu_dry.py [--quick] [--json FILE] [--table FILE] [--record FILE --page FILE]
 
@@ -32,19 +31,14 @@ from typing import Any
 
 import torch
 from gpu_aot import Compiled, compiling, read_all, triton_version
-from gpu_models import ARCHS, ROOFLINE, Step, batch_for, build, decode, make_cache, prefill, thin
+from gpu_bench import put_between
+from gpu_models import ARCHS, Step, batch_for, decode, prefill, thin, without_memory
 from gpu_nodes import node_table, nodes
 from gpu_sass import SHARED_LIMIT, TENSOR_MEMORY, Code
 
 from headrace.kernels.triton.operators import TritonOperators
-from headrace.roofline.composition import compose
-from headrace.roofline.counts import Case
-from headrace.roofline.hardware import DEVICES
-from headrace.roofline.step import step_time
-from headrace.roofline.weights import parse_format
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-PREDICTED = ("H100", "H200", "B200")
 STEPS = (
     decode(1, 1024),
     decode(8, 1024),
@@ -78,13 +72,6 @@ MODELS = (
 )
 """(architecture, weights, KV, deterministic)."""
 QUICK = (MODELS[0], MODELS[6])
-KV = {
-    "bfloat16": torch.bfloat16,
-    "fp8": torch.float8_e4m3fn,
-    "int8": torch.int8,
-    "k8v4": torch.uint8,
-}
-"""Stored types of a cache by name; of k8v4 that of its values."""
 CHECKED = "sm_90"
 """For whose devices the checks' kernels are compiled too."""
 CHECK = "check: "
@@ -207,30 +194,21 @@ def main() -> int:
         # Those of the checks take longest.
         running = {part: pool.submit(compile_part, part) for part in reversed(parts)}
         rows = [row for part in parts for row in running[part].result()]
-    predicted = list(predict(models))
     kernels = [asdict(row) for row in rows]
     # Of one model or one architecture the kernels alone are asked for.
     whole = len(models) == len(MODELS) and len(wanted) == len(ARCHITECTURES)
     assert whole or not (arguments.record or arguments.page), "a summary is of everything"
     layers = nodes() if whole else []
     driven = driven_rows() if whole else []
-    text = "\n\n".join(
-        (
-            node_table(layers),
-            driver_table(driven),
-            kernel_table(rows),
-            prediction_table(predicted) + "\n",
-        )
-    )
+    text = "\n\n".join((node_table(layers), driver_table(driven), kernel_table(rows) + "\n"))
     if not arguments.brief:
         print(text)
     facts = {
-        "what": "ahead-of-time compilation and prediction; nothing was measured on a GPU",
+        "what": "ahead-of-time compilation; nothing was measured on a GPU",
         "triton": triton_version(),
         "torch": torch.__version__,
         "seconds": round(time.perf_counter() - begin, 1),
         "kernels": kernels,
-        "predicted": predicted,
         "kernels_per_layer": layers,
         "launches": driven,
     }
@@ -241,7 +219,7 @@ def main() -> int:
     if arguments.record:
         arguments.record.write_text(json.dumps(summarised(facts), indent=1) + "\n")
     if arguments.page:
-        replace_summary(arguments.page, summary_text(summarised(facts)))
+        put_between(arguments.page, BEGIN, END, summary_text(summarised(facts)))
     faults = [f"{row.architecture} {row.kernel}: {fault}" for row in rows for fault in row.faults]
     faults += [
         f"{row['model']}, {row['step']}: {fault}" for row in driven for fault in row["faults"]
@@ -287,15 +265,10 @@ def launched(
         if architecture in ("sm_80", "sm_86") and "fp8" in (weights, kv):
             continue  # This architecture has no such numbers; the backend says so.
         arch = thin(ARCHS[name])
-        operators = TritonOperators(
-            torch.bfloat16,
-            deterministic=deterministic,
-            architecture=architecture,
-            quantise="fp8" if weights == "fp8" else "auto",
-        )
         with torch.inference_mode():
-            model = build(arch, operators, device="meta", weights=weights)
-            cache = make_cache(arch, 64, "meta", KV[kv])
+            model, operators, cache = without_memory(
+                arch, architecture, weights, kv, deterministic=deterministic
+            )
             label = f"{name} {weights}, {kv} KV" + (", deterministic" if deterministic else "")
             for step in STEPS:
                 batch = batch_for(step, cache, "meta")
@@ -446,43 +419,6 @@ def _turn(row: Row) -> str:
     return f"{' / '.join(f'{each:,}' for each in asked)} | {shares}: {row.possible[1][1]}"
 
 
-def predict(models: tuple[tuple[str, str, str, bool], ...]) -> Iterator[dict[str, object]]:
-    """What the hardware allows and what the roofline expects of whole steps."""
-    for name, weights, kv, deterministic in models:
-        if deterministic:
-            continue
-        arch = ARCHS[name]
-        case = Case(arch, parse_format(ROOFLINE[weights]), kv_dtype=kv)
-        for step in STEPS:
-            starts, counts = zip(*step.entries, strict=True)
-            row: dict[str, object] = {"model": f"{name} {weights}, {kv} KV", "step": step.name}
-            for device in PREDICTED:
-                found = step_time(case, DEVICES[device], compose(arch, starts, counts))
-                row[device] = {
-                    "limit_ms": found.limit_seconds * 1e3,
-                    "expected_ms": found.seconds * 1e3,
-                    "bound": found.bound,
-                    "operators_limit_us": {
-                        each.count.label: [each.limit_seconds * 1e6, each.bound]
-                        for each in found.operators
-                    },
-                }
-            yield row
-
-
-def prediction_table(rows: list[dict[str, object]]) -> str:
-    heads = " | ".join(f"{device}: limit ms / expected ms / bound" for device in PREDICTED)
-    lines = [f"| model | step | {heads} |", "|---|---|" + "---|" * len(PREDICTED)]
-    for row in rows:
-        cells = []
-        for device in PREDICTED:
-            found = row[device]
-            assert isinstance(found, dict)
-            cells.append(f"{found['limit_ms']:.2f} / {found['expected_ms']:.2f} / {found['bound']}")
-        lines.append(f"| {row['model']} | {row['step']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def summarised(facts: dict[str, Any]) -> dict[str, Any]:
     """Reduce what `--json` writes to what the repository keeps."""
     checks: dict[str, dict[str, float]] = {}
@@ -569,14 +505,6 @@ def summary_text(record: dict[str, Any]) -> str:
     for (kernel, reason), said in spills.items():
         spilled.append(f"| `{kernel}` | {', '.join(said)} | {reason} |")
     return "\n".join((*lines, "", *spilled, "", *lowest, "", layers))
-
-
-def replace_summary(page: Path, text: str) -> None:
-    """Put `text` between the marks of a page."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, found, after = rest.partition(END)
-    assert found, f"{page} lacks the marks"
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
 
 
 if __name__ == "__main__":

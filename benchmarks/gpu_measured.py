@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gpu_bench import put_between
 from gpu_parts import SETUPS
 
 from headrace.roofline.composition import compose
@@ -164,10 +165,7 @@ def main() -> None:
     record = json.loads(arguments.file.read_text())
     print(tables(record))
     if arguments.page:
-        page = arguments.page.read_text()
-        before, _, rest = page.partition(BEGIN)
-        _, _, after = rest.partition(END)
-        arguments.page.write_text(f"{before}{BEGIN}\n\n{summary(record)}\n\n{END}{after}")
+        put_between(arguments.page, BEGIN, END, summary(record))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from headrace.kernels.key_bias import KeyBias
 from headrace.kernels.model import Model
 from headrace.kernels.operators import GroupBatch, HostStep, KvCache, KvLayer, Operators, StepBatch
 from headrace.kernels.prepared import RopeTable
+from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.weights import BlockWeight, Fp8Weight, PackedWeight, Weight
 from headrace.loader.prepare import prepare
 from headrace.loader.weight_source import Named, WeightSource
@@ -29,10 +30,13 @@ from headrace.worker.kv_tensors import allocate_kv
 BLOCK = 16
 GROUP = {"int4": 128, "q4_k": 32, "q5_0": 32, "q6_k": 16, "int8": 128, "mxfp4": 32}
 BITS = {"int4": 4, "q4_k": 4, "q5_0": 5, "q6_k": 6, "int8": 8, "mxfp4": 4}
-ROOFLINE = {name: name for name in ("bfloat16", "fp8", "int4", "int8")}
-ROOFLINE |= {name: name.upper() for name in ("q4_k", "q5_0", "q6_k")}
-ROOFLINE |= {"fp8 blocks": "fp8", "mxfp4": "bfloat16,experts=mxfp4"}
-"""Weight format → what `roofline.weights.parse_format` reads; experts in MXFP4 as we hold them."""
+KV = {
+    "bfloat16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+    "int8": torch.int8,
+    "k8v4": torch.uint8,
+}
+"""Stored types of a cache by name; of k8v4 that of its values."""
 
 GEMMA_3_1B = ModelArch(
     family="gemma3",
@@ -146,6 +150,20 @@ def build(
             dtype=str(dtype).removeprefix("torch."),
             max_context=max_context,
         )
+
+
+def without_memory(
+    arch: ModelArch, architecture: str, weights: str, kv: str, *, deterministic: bool = False
+) -> tuple[Model, TritonOperators, KvCache]:
+    """A model, its operators for `architecture` and a cache, none of which holds a number."""
+    operators = TritonOperators(
+        torch.bfloat16,
+        deterministic=deterministic,
+        architecture=architecture,
+        quantise="fp8" if weights == "fp8" else "auto",
+    )
+    model = build(arch, operators, device="meta", weights=weights)
+    return model, operators, make_cache(arch, 64, "meta", KV[kv])
 
 
 def seeded(device: torch.device | str, seed: int) -> torch.Generator | None:

@@ -16,10 +16,9 @@ from unittest.mock import patch
 
 import torch
 from gpu_aot import compiling
-from gpu_models import ARCHS, build, decode, make_batch, make_cache, windows_of
+from gpu_models import ARCHS, decode, make_batch, windows_of, without_memory
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.product_packed_skinny import PackedSkinnyConfig
 from headrace.kernels.triton.product_skinny import SkinnyConfig
 from headrace.kernels.triton.table import Table
@@ -74,13 +73,8 @@ class _Dispatched(TorchDispatchMode):
 def launches(name: str, layers: int, weights: str, kv: str, batch: int) -> Counter[str]:
     """Launches of a whole step, by kernel."""
     arch = replace(ARCHS[name], layers=layers)
-    operators = TritonOperators(
-        torch.bfloat16, architecture=ARCHITECTURE, quantise="fp8" if weights == "fp8" else "auto"
-    )
-    kinds = {"bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
     with torch.inference_mode():
-        model = build(arch, operators, device="meta", weights=weights)
-        cache = make_cache(arch, 64, "meta", kinds[kv])
+        model, operators, cache = without_memory(arch, ARCHITECTURE, weights, kv)
         step = make_batch(decode(batch, 1024), windows_of(arch), "meta")
         with compiling(ARCHITECTURE) as found, _Dispatched() as torch_s:
             model.forward(operators, step, cache)

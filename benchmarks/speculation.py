@@ -1,18 +1,15 @@
 """What a step costs that verifies drafts: one sequence, one to eight rows, in turns.
 
 Run: `python benchmarks/speculation.py [--rows 1 2 3 4 5 6 7 8] [--rounds 40] [--context 512]
-[--threads N] [--cpu-time] [--measured FILE] [--json FILE]`.
+[--threads N] [--json FILE]`.
 
 Each round takes one step of each length, in an order of its own, on the same sequence; every step's
 drafts are wrong, so that the text grows by one token and all lengths meet the same context. Given
 are the median and the least of whole steps, the median ratio to a decode step of the same round,
-and `host`: what of a step is not the library's call. `--cpu-time` takes the process's own time in
-place of the clock's, for a machine that others use as well: with `--threads 1`, since waiting
-threads of a team count.
+and `host`: what of a step is not the library's call.
 
 Beside it is what this machine's roofline predicts, and how far that is off: of the time, and of the
-ratio to one row, which is all that a price of drafts needs. `--measured` takes an earlier run's
-file in place of steps.
+ratio to one row, which is all that a price of drafts needs.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.base.config import DEFAULT_MODEL
@@ -57,21 +54,21 @@ class Wrong:
 class Inside:
     """The time in the library's calls."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self) -> None:
         self.seconds, call = 0.0, Team.run_at
 
         def timed(team: Team, first: int, count: int, step: int) -> None:
-            begin = clock()
+            begin = time.perf_counter()
             call(team, first, count, step)
-            self.seconds += clock() - begin
+            self.seconds += time.perf_counter() - begin
 
         Team.run_at = timed  # type: ignore[method-assign]
 
 
 def measure(
-    rows: list[int], rounds: int, context: int, threads: int | None, clock: Callable[[], float]
+    rows: list[int], rounds: int, context: int, threads: int | None
 ) -> dict[int, dict[str, float]]:
-    inside = Inside(clock)
+    inside = Inside()
     total = context + rounds * len(rows) + 64
     options = WorkerOptions(
         threads=threads, rows=1, step_tokens=512, max_context=total, drafts=max(rows) - 1
@@ -93,9 +90,9 @@ def measure(
             assert result.error is None, result.error
             known += len(result.tokens[0])
             inside.seconds = 0.0
-            begin = clock()
+            begin = time.perf_counter()
             result = worker.execute(StepPlan(number, [0], [known - 1], [count], [True]))
-            took = clock() - begin
+            took = time.perf_counter() - begin
             assert len(result.tokens[0]) == 1, "a wrong draft was accepted"
             if number > 2:
                 seconds[count].append(1e3 * took)
@@ -150,24 +147,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--cpu-time", action="store_true")
-    parser.add_argument("--measured", type=Path, help="an earlier run, in place of steps")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if args.measured:
-        known = json.loads(args.measured.read_text())
-        args.context = known["options"]["context"]
-        found = {int(count): one for count, one in known["rows"].items()}
-    else:
-        clock = time.process_time if args.cpu_time else time.perf_counter
-        found = measure(args.rows, args.rounds, args.context, args.threads, clock)
+    found = measure(args.rows, args.rounds, args.context, args.threads)
     print("rows  median ms  least ms  ratio  host ms")
     for count, one in found.items():
         numbers = one["median_ms"], one["least_ms"], one["ratio"], one["host_ms"]
         print("{:4d}  {:9.2f}  {:8.2f}  {:5.2f}  {:7.3f}".format(count, *numbers))
     compare(found, args.context)
     if args.json:
-        shown = {**vars(args), "json": None, "measured": args.measured and args.measured.name}
+        shown = {**vars(args), "json": None}
         args.json.write_text(json.dumps({"options": shown, "rows": found}, indent=1) + "\n")
 
 

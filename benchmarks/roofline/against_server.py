@@ -2,8 +2,8 @@
 
 `python benchmarks/roofline/against_server.py MODEL OUT.json [--loads …] [--seeds N …]` right after
 `headrace roofline MODEL --calibrate --measure`. A fresh server first has the short loops of
-`bench.loop`, which tell what is around its steps; `--loop SECONDS…` states that instead. Nothing
-else is fitted: the loads that follow are predictions. For each seed and load: a run of the bench
+`bench.loop`, which tell what is around its steps. Nothing else is fitted: the loads that follow are
+predictions. For each seed and load: a run of the bench
 against the server, one of the simulator with the same options, and their figures. Each load has
 seeds of its own: of one seed, prompts of one length begin those of another, and the server would
 know some of them, which the simulator begins without. Rows are added to OUT.json, so that the loads
@@ -36,7 +36,6 @@ from headrace.engine.simulator.sim import Cluster
 from headrace.engine.simulator.sim_replica import ReplicaSpec
 from headrace.roofline.efficiency import CPU_EFFICIENCY
 from headrace.roofline.hardware import Loop
-from headrace.roofline.hardware_files import load_hardware
 from headrace.roofline.machine import this_hardware
 
 CONTEXT, ROWS, STEP_TOKENS = 2048, 32, 512
@@ -184,9 +183,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--loads", nargs="*", choices=[*LOADS], default=[*LOADS])
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
-    parser.add_argument("--loop", type=float, nargs=6, help="fields of Loop")
-    parser.add_argument("--hardware", type=Path, help="a calibration other than this machine's")
-    parser.add_argument("--records", type=Path, help="a folder for the records of each run")
     parser.add_argument("--show", action="store_true", help="the table of what OUT has")
     given = parser.parse_args(arguments)
     out: Path = given.out
@@ -194,7 +190,7 @@ def main(arguments: list[str] | None = None) -> None:
     if given.show:
         show(found)
         return
-    hardware = load_hardware(given.hardware) if given.hardware else this_hardware("cpu")
+    hardware = this_hardware("cpu")
     if hardware is None or hardware.efficiency.source == CPU_EFFICIENCY.source:
         raise SystemExit("run `headrace roofline MODEL --calibrate --measure` first")
     case = make_case(given.model, hardware)
@@ -211,18 +207,14 @@ def main(arguments: list[str] | None = None) -> None:
     url = f"http://127.0.0.1:{port}"
     try:
         wait_for(server, url)
-        if given.loop:
-            loop = Loop(*given.loop)
-        else:
-            loop = measure_loop(url, spec, given.model, 1000 + len(found["rows"]))
+        loop = measure_loop(url, spec, given.model, 1000 + len(found["rows"]))
         print(", ".join(f"{name} {value * 1e3:.3f} ms" for name, value in asdict(loop).items()))
         for seed in given.seeds:
             for load in given.loads:
                 own = 100 * seed + list(LOADS).index(load)
                 options = RunOptions(url=url, tokenizer=given.model, seed=own, **LOADS[load])
                 before, begin = used(server.pid), time.monotonic()
-                kept = given.records and given.records / f"{load.replace(':', '-')}-{seed}"
-                outcome = run_bench(options, kept).result
+                outcome = run_bench(options).result
                 after, seconds = used(server.pid), time.monotonic() - begin
                 findings = [one["code"] for one in outcome["findings"]]
                 if "stale_hits" in findings:
