@@ -114,8 +114,8 @@ def test_all_that_is_missing_is_named_with_one_command(
 def test_a_sound_names_both_of_the_packages_that_it_needs(tmp_path: Any) -> None:
     (tmp_path / "talk.m4a").write_bytes(b"\0\0\0\x20ftypM4A " + bytes(64))
     code = BARE.replace("from headrace.cli.main import main\nmain()", "") + (
-        "import sys; from headrace.media import child, audio\n"
-        "audio._child = lambda *given: {'absent': 'soxr'}\n"
+        "import sys; from headrace.media import audio, confined\n"
+        "confined.run_child = lambda *given: {'absent': 'soxr'}\n"
         "from headrace.base.errors import PackageAbsent\n"
         "try: audio.decode(open(sys.argv[1], 'rb').read(), audio.AudioLimits())\n"
         "except PackageAbsent as absent: print(absent.message)"

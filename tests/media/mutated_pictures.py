@@ -20,6 +20,7 @@ import numpy as np
 from drawn_pictures import FORMATS, drawn, encoded
 
 from headrace.media import picture_child
+from headrace.media.decoder import obey
 from headrace.media.pictures import PICTURE_REFUSALS, picture_format
 
 ORDER = {
@@ -57,7 +58,8 @@ def outcome(data: bytes) -> str:
         os.dup2(said, 1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         try:
-            picture_child.obey({**ORDER, "format": format, "into": into}, PILLOW[format])
+            order = {**ORDER, "format": format, "into": into}
+            obey(order, PILLOW[format], picture_child.decode)
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)

@@ -19,6 +19,7 @@ from mutated_pictures import mutated
 from headrace.base.filming import Sampling, filmed
 from headrace.base.tiling import Fitting, written
 from headrace.media import video_child
+from headrace.media.decoder import obey
 from headrace.media.formats import FFMPEG, HEAD, container
 from headrace.media.videos import VIDEO_REFUSALS, sized
 
@@ -52,7 +53,7 @@ def outcome(data: bytes) -> str:
         os.dup2(said, 1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         try:
-            video_child.obey({**ORDER, "format": format, "into": into}, *LIBRARIES)
+            obey({**ORDER, "format": format, "into": into}, LIBRARIES, video_child.decode)
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import (
 from headrace.base.errors import HeadraceError, InvalidRequest, TooLarge
 from headrace.base.tiling import Reducing, Tiling, cut
 from headrace.media import PICTURE_REFUSALS, PictureLimits, decode_picture, levels
-from headrace.media.confined import run_child
+from headrace.media.confined import checked, run_child
 from headrace.media.pictures import _believable, picture_format
 
 SMALL = Tiling(longest=96, tile=32, split=True)
@@ -270,11 +271,16 @@ def test_a_whole_picture_is_reduced_and_turned() -> None:
         {"rows": True, "columns": True, "width": 1, "height": 1},
         {"rows": 9, "columns": 9, "width": 1, "height": 1},
         {"refused": "words of a decoder"},
+        {"refused": []},
+        {"rows": 0, "columns": 0, "width": 1, "height": 1, "refused": "words of a decoder"},
         {"absent": 5},
+        {"absent": "a" * 64},
     ],
 )
 def test_an_answer_of_a_child_is_not_believed(answer: Any) -> None:
-    assert not _believable(json.loads(json.dumps(answer)), PictureLimits(tiles=20), SMALL)
+    believable = partial(_believable, limits=PictureLimits(tiles=20), rule=SMALL)
+    given = json.loads(json.dumps(answer))
+    assert checked(given, PICTURE_REFUSALS, believable) == {"refused": "lost"}
 
 
 @pytest.mark.parametrize(

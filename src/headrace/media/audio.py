@@ -9,9 +9,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import InvalidRequest, Overloaded, TooLarge
-from ..base.extras import absent
-from .confined import OnChild, memory_file, run_child
+from ..base.errors import InvalidRequest
+from .confined import OnChild, check_size, decoded, memory_file
 from .formats import FFMPEG, HEAD, REFUSALS, container
 
 RATE = 16_000
@@ -87,38 +86,10 @@ def decode_into(
     damaged or too long, and `TooLarge` if it has too many bytes. Raises `PackageAbsent` if the
     format's library is not installed, and `Overloaded` if the target's disk is full.
     """
-    if len(data) > limits.bytes:
-        raise TooLarge(
-            f"the file has {len(data):,} bytes, at most {limits.bytes:,} are taken", param=param
-        )
+    check_size(data, limits.bytes, param)
     format = container(bytes(data[:HEAD]))
     if format is None:
         raise InvalidRequest(REFUSALS["format"], param=param)
-    with memory_file("sound") as source:
-        source.write(data)
-        source.flush()
-        os.lseek(source.fileno(), 0, os.SEEK_SET)
-        answer = _child(source, target, format, limits, on_child)
-    if "absent" in answer:
-        extras = ("audio", "av") if format in FFMPEG else ("audio",)
-        raise absent(f"reading {format} needs", answer["absent"], *extras)
-    if answer.get("refused") == "room":
-        raise Overloaded(REFUSALS["room"], retry_after=5.0)
-    if "refused" in answer:
-        raise InvalidRequest(REFUSALS[answer["refused"]], param=param)
-    if os.fstat(target.fileno()).st_size < 4 * answer["samples"]:
-        raise InvalidRequest(REFUSALS["lost"], param=param)
-    return Decoded(answer["samples"], format, answer["rate"], answer["channels"])
-
-
-def _child(
-    source: BinaryIO,
-    target: BinaryIO,
-    format: str,
-    limits: AudioLimits,
-    on_child: OnChild | None,
-) -> dict[str, Any]:
-    """Run the child; return its answer, or `{"refused": …}` if the answer cannot be trusted."""
     result = int(limits.seconds * RATE + RATE) * 4
     order = {
         "format": format,
@@ -127,18 +98,15 @@ def _child(
         "memory": limits.memory,
         "result": result,
     }
-    answer = run_child("child", order, source, target, limits.wall_seconds, on_child)
-    return answer if believable(answer, result) else {"refused": "lost"}
 
-
-def believable(answer: Any, result: int) -> bool:
-    """Check that the answer has one of the three known forms: a compromised child may send
-    anything."""
-    if not isinstance(answer, dict):
-        return False
-    if "samples" in answer:
+    def believable(answer: dict[str, Any]) -> bool:
         numbers = [answer.get(name) for name in ("samples", "rate", "channels")]
-        return all(isinstance(one, int) and one > 0 for one in numbers) and (
-            4 * answer["samples"] <= result
-        )
-    return answer.get("refused") in REFUSALS or isinstance(answer.get("absent"), str)
+        positive = all(isinstance(one, int) and one > 0 for one in numbers)
+        return positive and 4 * answer["samples"] <= result
+
+    needs = f"reading {format} needs", "audio", *(("av",) if format in FFMPEG else ())
+    words = REFUSALS, needs, param, on_child
+    answer = decoded("child", data, order, target, limits.wall_seconds, believable, *words)
+    if os.fstat(target.fileno()).st_size < 4 * answer["samples"]:
+        raise InvalidRequest(REFUSALS["lost"], param=param)
+    return Decoded(answer["samples"], format, answer["rate"], answer["channels"])

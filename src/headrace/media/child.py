@@ -1,21 +1,11 @@
-"""Child process that runs a decoder: `python -m headrace.media.child` for one file.
-
-It reads the file from standard input and writes the samples to the descriptor named in its order.
-One line of JSON on standard output describes the samples or gives the reason why there are no
-samples. After importing the libraries it gives up everything that could do harm. That is memory,
-processor time, new descriptors, large files, other processes and, where the system allows it, the
-network. Only system calls needed to compute remain (`seccomp`).
-"""
+"""Child process that decodes a sound: `python -m headrace.media.child` for one file."""
 
 from __future__ import annotations
 
-import errno
 import io
-import json
 import os
 import pkgutil
 import struct
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
@@ -24,8 +14,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from .decoder import FileRefused, run_decoder, writing
 from .formats import FFMPEG
-from .seccomp import confine
 
 Block = npt.NDArray[np.float32]
 _BLOCK = 1 << 16
@@ -34,21 +24,6 @@ _SUBTYPES = ("PCM_", "FLOAT", "DOUBLE", "ULAW", "ALAW", "VORBIS", "OPUS", "MPEG_
 _CODECS = ("aac", "opus", "mp3", "mp3float", "vorbis", "flac", "alac")
 _MOST_CHUNKS = 1000
 """Chunks of a WAV that are examined."""
-
-
-class SoundRefused(Exception):
-    """Refusal by the decoder; its text is a key of `formats.REFUSALS`."""
-
-
-def main() -> None:
-    """Decode standard input as ordered by the only argument, a JSON object."""
-    order = json.loads(sys.argv[1])
-    try:
-        library, soxr = imported(order["format"])
-    except ImportError as absent:
-        _say({"absent": absent.name})
-        return
-    obey(order, library, soxr)
 
 
 def imported(format: str, *, sound: bool = True) -> tuple[Any, Any]:
@@ -69,51 +44,40 @@ def imported(format: str, *, sound: bool = True) -> tuple[Any, Any]:
     return av, soxr
 
 
-def obey(order: dict[str, Any], library: Any, soxr: Any) -> None:
-    """Confine this process for good, decode, and print the result."""
-    confine(order["memory"], order["processor_seconds"], order["result"])
-    try:
-        _say(_decode(order, library, soxr))
-    except SoundRefused as refused:
-        _say({"refused": str(refused)})
-    except Exception:  # noqa: BLE001 - whatever a decoder raises is the file's fault
-        _say({"refused": "damaged"})
-
-
-def _decode(order: dict[str, Any], library: Any, soxr: Any) -> dict[str, Any]:
+def decode(order: dict[str, Any], libraries: tuple[Any, Any]) -> dict[str, Any]:
+    """Write the samples of a sound: fp32, one channel, at the rate of the order."""
+    library, soxr = libraries
     source = os.fdopen(0, "rb", buffering=0, closefd=False)
     read = _by_ffmpeg if order["format"] in FFMPEG else _by_soundfile
     blocks = read(order, library, source)
     rate, channels = next(blocks)
     wanted, most = int(order["rate"]), float(order["seconds"])
     if not 1_000 <= rate <= 384_000:
-        raise SoundRefused("rate")
+        raise FileRefused("rate")
     if not 1 <= channels <= 8:
-        raise SoundRefused("channels")
+        raise FileRefused("channels")
     resampler = None if rate == wanted else soxr.ResampleStream(rate, wanted, 1, dtype="float32")
     taken = given = 0
     with os.fdopen(order["into"], "wb", closefd=False) as target:
         for block in blocks:
             taken += len(block)
             if taken > most * rate:
-                raise SoundRefused("long")
+                raise FileRefused("long")
             mono = np.ascontiguousarray(block.mean(axis=1, dtype=np.float32))
             mono = mono if resampler is None else resampler.resample_chunk(mono)
             given += _write(target, mono)
         if resampler is not None:
             given += _write(target, resampler.resample_chunk(np.empty(0, np.float32), last=True))
     if not given:
-        raise SoundRefused("empty")
+        raise FileRefused("empty")
     return {"samples": given, "frames": taken, "rate": rate, "channels": channels}
 
 
 def _write(target: BinaryIO, mono: Block) -> int:
     # NaN, or a value far beyond full scale, would become NaN in a model.
-    try:
+    with writing():
         target.write(np.clip(np.nan_to_num(mono), -8.0, 8.0).tobytes())
         target.flush()
-    except OSError as error:
-        raise SoundRefused("room" if error.errno == errno.ENOSPC else "lost") from error
     return len(mono)
 
 
@@ -122,10 +86,10 @@ def _by_soundfile(order: dict[str, Any], soundfile: Any, source: BinaryIO) -> It
     whole = mended(source) if order["format"] == "wav" else source
     with soundfile.SoundFile(whole) as sound:
         if not sound.subtype.startswith(_SUBTYPES):
-            raise SoundRefused("codec")
+            raise FileRefused("codec")
         declared = sound.frames
         if declared < 2**62 and declared > order["seconds"] * sound.samplerate:
-            raise SoundRefused("long")
+            raise FileRefused("long")
         yield sound.samplerate, sound.channels
         while len(block := sound.read(_BLOCK, dtype="float32", always_2d=True)):
             yield block
@@ -168,13 +132,13 @@ def _by_ffmpeg(order: dict[str, Any], av: Any, source: BinaryIO) -> Iterator[Any
     """Yield (rate, channels), then fp32 blocks [frames, channels] of the first audio track."""
     with av.open(source, format=FFMPEG[order["format"]]) as opened:
         if not opened.streams.audio:
-            raise SoundRefused("empty")
+            raise FileRefused("empty")
         track = opened.streams.audio[0]
         name = track.codec_context.name
         if name not in _CODECS and not name.startswith("pcm_"):
-            raise SoundRefused("codec")
+            raise FileRefused("codec")
         if opened.duration and opened.duration > order["seconds"] * 1_000_000:
-            raise SoundRefused("long")
+            raise FileRefused("long")
         rate, channels = track.codec_context.sample_rate, track.codec_context.layout.nb_channels
         yield rate, channels
         convert = av.AudioResampler(format="flt", layout=track.layout, rate=rate)
@@ -183,9 +147,5 @@ def _by_ffmpeg(order: dict[str, Any], av: Any, source: BinaryIO) -> Iterator[Any
                 yield same.to_ndarray().reshape(-1, channels)
 
 
-def _say(answer: dict[str, Any]) -> None:
-    print(json.dumps(answer), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_decoder(imported, decode)

@@ -12,10 +12,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
+from ..base.errors import InvalidRequest, Overloaded, TooLarge
+from ..base.extras import absent
 from ..base.foreign import Undecodable, any_json
 
 MOST_SAID = 1 << 10
 """Bytes of an answer: a compromised child may write without end."""
+MOST_NAME = 64
+"""Characters of a missing package's name."""
 OnChild = Callable[["subprocess.Popen[bytes]"], None]
 """Callback that takes the child of a decoding, which another thread may kill."""
 
@@ -25,6 +29,61 @@ def memory_file(name: str) -> BinaryIO:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create(name), "w+b")
     return tempfile.TemporaryFile()
+
+
+def check_size(data: bytes | bytearray, most: int, param: str) -> None:
+    """Raise `TooLarge` for a file of more bytes than are taken."""
+    if len(data) > most:
+        raise TooLarge(f"the file has {len(data):,} bytes, at most {most:,} are taken", param=param)
+
+
+def decoded(
+    module: str,
+    data: bytes | bytearray,
+    order: Mapping[str, Any],
+    target: BinaryIO,
+    wall_seconds: float,
+    believable: Callable[[dict[str, Any]], bool],
+    refusals: Mapping[str, str],
+    needs: tuple[str, ...],
+    param: str,
+    on_child: OnChild | None,
+) -> dict[str, Any]:
+    """Run a decoder on a file; return its description of what it wrote to `target`.
+
+    `refusals`: code from the child → clause for the user. `needs`: the subject and the extras of
+    the error if a library is missing. Raises `InvalidRequest`, `PackageAbsent`, and `Overloaded` if
+    there is no room for the result.
+    """
+    with memory_file(module) as source:
+        source.write(data)
+        source.flush()
+        os.lseek(source.fileno(), 0, os.SEEK_SET)
+        answer = run_child(module, order, source, target, wall_seconds, on_child)
+    found = checked(answer, refusals, believable)
+    if "absent" in found:
+        raise absent(needs[0], found["absent"], *needs[1:])
+    if found.get("refused") == "room":
+        raise Overloaded(refusals["room"], retry_after=5.0)
+    if "refused" in found:
+        raise InvalidRequest(refusals[found["refused"]], param=param)
+    return found
+
+
+def checked(
+    answer: Any, refusals: Mapping[str, str], believable: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """Return an answer of one of the three known forms, else that the file is lost: a compromised
+    child may send anything."""
+    if isinstance(answer, dict):
+        refused, missing = answer.get("refused"), answer.get("absent")
+        if refused is None and missing is None and believable(answer):
+            return answer
+        if isinstance(refused, str) and refused in refusals:
+            return {"refused": refused}
+        if isinstance(missing, str) and len(missing) < MOST_NAME:
+            return {"absent": missing}
+    return {"refused": "lost"}
 
 
 def run_child(

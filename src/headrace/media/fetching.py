@@ -10,11 +10,10 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 from ..base.errors import InvalidRequest
-from .confined import OnChild, memory_file, run_child
+from .confined import OnChild, checked, memory_file, run_child
 
 MOST_URL = 2_048
 """Characters of an address."""
@@ -130,15 +129,8 @@ def fetch(
     with memory_file("nothing") as source, memory_file("fetched") as target:
         answer = run_child("fetch_child", order, source, target, limits.wall_seconds, on_child)
         size = os.fstat(target.fileno()).st_size
-        if not _believable(answer, size, most):
-            answer = {"refused": "lost"}
-        if "refused" in answer:
-            raise InvalidRequest(FETCH_REFUSALS[answer["refused"]], param=param)
+        found = checked(answer, FETCH_REFUSALS, lambda one: one.get("bytes") == size <= most)
+        if "bytes" not in found:
+            why = found.get("refused", "lost")
+            raise InvalidRequest(FETCH_REFUSALS[why], param=param)
         return os.pread(target.fileno(), size, 0)
-
-
-def _believable(answer: Any, size: int, most: int) -> bool:
-    """Check that the answer has one of the two known forms."""
-    if not isinstance(answer, dict):
-        return False
-    return answer.get("bytes") == size <= most or answer.get("refused") in FETCH_REFUSALS

@@ -1,24 +1,20 @@
 """Child process that decodes a picture: `python -m headrace.media.picture_child` for one file.
 
-It reads the file from standard input and writes tiles to the descriptor named in its order: rows of
-pixels in RGB, a byte each. After importing Pillow it gives up what could do harm, as `child` does.
-The picture's size is read from its header and checked before anything of it is decoded.
+It writes tiles: rows of pixels in RGB, a byte each. The picture's size is read from its header and
+checked before anything of it is decoded.
 """
 
 from __future__ import annotations
 
-import errno
 import io
-import json
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
 from ..base.tiling import Cut, TooNarrow, cut, read
-from .seccomp import confine
+from .decoder import FileRefused, run_decoder, writing
 
 PLUGINS = {
     "jpeg": ("Jpeg", "Mpo"),
@@ -32,21 +28,6 @@ _LAZY = ("ImageFile", "ImageOps", "ImagePalette", "ImageColor", "ImageChops", "T
 """Modules that Pillow imports only when a file needs them."""
 
 
-class PictureRefused(Exception):
-    """Refusal by the decoder; its text is a key of `pictures.PICTURE_REFUSALS`."""
-
-
-def main() -> None:
-    """Decode standard input as ordered by the only argument, a JSON object."""
-    order = json.loads(sys.argv[1])
-    try:
-        pillow = imported(order["format"])
-    except ImportError as absent:
-        _say({"absent": absent.name})
-        return
-    obey(order, pillow)
-
-
 def imported(format: str) -> Any:
     """Import Pillow's readers of a format; return `PIL.Image`. Raises `ImportError`."""
     pillow = import_module("PIL.Image")
@@ -55,21 +36,9 @@ def imported(format: str) -> Any:
     return pillow
 
 
-def obey(order: dict[str, Any], pillow: Any) -> None:
-    """Confine this process for good, decode, and print the result."""
+def decode(order: dict[str, Any], pillow: Any) -> dict[str, Any]:
+    """Write the tiles of a picture."""
     data = os.fdopen(0, "rb", buffering=0, closefd=False).readall()
-    confine(order["memory"], order["processor_seconds"], order["result"])
-    try:
-        _say(_decode(order, pillow, data))
-    except PictureRefused as refused:
-        _say({"refused": str(refused)})
-    except MemoryError:
-        _say({"refused": "lost"})
-    except Exception:  # noqa: BLE001 - whatever a decoder raises is the file's fault
-        _say({"refused": "damaged"})
-
-
-def _decode(order: dict[str, Any], pillow: Any, data: bytes) -> dict[str, Any]:
     rule, pixels = read(order["rule"]), int(order["pixels"])
     pillow.MAX_IMAGE_PIXELS = pixels
     with warnings.catch_warnings():
@@ -81,31 +50,28 @@ def _decode(order: dict[str, Any], pillow: Any, data: bytes) -> dict[str, Any]:
             picture = pillow.open(io.BytesIO(data), formats=(name,))
             width, height = picture.size
             if not width or not height:
-                raise PictureRefused("empty")
+                raise FileRefused("empty")
             if width * height > pixels or max(width, height) > order["side"]:
-                raise PictureRefused("large")
+                raise FileRefused("large")
             try:
                 both = cut(width, height, rule), cut(height, width, rule)
             except TooNarrow:
-                raise PictureRefused("narrow") from None
+                raise FileRefused("narrow") from None
             if all(_too_large(one, order) for one in both):
-                raise PictureRefused("tiles")
+                raise FileRefused("tiles")
             # The orientation of a PNG may come after its pixels: now it is decoded.
             turned = picture.getexif().get(_ORIENTATION, 1) in _SIDEWAYS
             found = both[turned]
             if _too_large(found, order):
-                raise PictureRefused("tiles")
+                raise FileRefused("tiles")
             picture = upright(picture, pillow)
         except (pillow.DecompressionBombWarning, pillow.DecompressionBombError):
-            raise PictureRefused("large") from None
+            raise FileRefused("large") from None
     if picture.size != ((height, width) if turned else (width, height)):
-        raise PictureRefused("damaged")
-    try:
-        with os.fdopen(order["into"], "wb", closefd=False) as target:
-            for each in tiles_of(picture, found, pillow):
-                target.write(each.tobytes())
-    except OSError as error:
-        raise PictureRefused("room" if error.errno == errno.ENOSPC else "lost") from error
+        raise FileRefused("damaged")
+    with writing(), os.fdopen(order["into"], "wb", closefd=False) as target:
+        for each in tiles_of(picture, found, pillow):
+            target.write(each.tobytes())
     grid = {"rows": found.rows, "columns": found.columns}
     return {**grid, "width": picture.width, "height": picture.height}
 
@@ -172,9 +138,5 @@ def _parts(picture: Any, rows: int, columns: int) -> Iterator[Any]:
             yield picture.crop((left, above, right, below))
 
 
-def _say(answer: dict[str, Any]) -> None:
-    print(json.dumps(answer), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_decoder(imported, decode)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import InvalidRequest, Overloaded, TooLarge
-from ..base.extras import absent
+from ..base.errors import InvalidRequest
 from ..base.tiling import Sizing, TooNarrow, cut, written
-from .confined import OnChild, memory_file, run_child
+from .confined import OnChild, check_size, decoded, memory_file
 
 Codes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -94,10 +94,7 @@ def decode_picture(
     damaged or has too many pixels or tiles, and `TooLarge` if it has too many bytes. Raises
     `PackageAbsent` without Pillow, and `Overloaded` if there is no memory for the result.
     """
-    if len(data) > limits.bytes:
-        raise TooLarge(
-            f"the file has {len(data):,} bytes, at most {limits.bytes:,} are taken", param=param
-        )
+    check_size(data, limits.bytes, param)
     format = picture_format(bytes(data[:12]))
     if format is None:
         raise InvalidRequest(PICTURE_REFUSALS["format"], param=param)
@@ -111,19 +108,12 @@ def decode_picture(
         "memory": limits.memory,
         "result": 3 * limits.resized,
     }
-    with memory_file("picture") as source, memory_file("tiles") as target:
-        source.write(data)
-        source.flush()
-        os.lseek(source.fileno(), 0, os.SEEK_SET)
-        answer = run_child("picture_child", order, source, target, limits.wall_seconds, on_child)
-        if not _believable(answer, limits, rule):
-            answer = {"refused": "lost"}
-        if "absent" in answer:
-            raise absent("reading pictures needs", "pillow", "pictures")
-        if answer.get("refused") == "room":
-            raise Overloaded(PICTURE_REFUSALS["room"], retry_after=5.0)
-        if "refused" in answer:
-            raise InvalidRequest(PICTURE_REFUSALS[answer["refused"]], param=param)
+    believable = partial(_believable, limits=limits, rule=rule)
+    words = PICTURE_REFUSALS, ("reading pictures needs", "pictures"), param, on_child
+    with memory_file("tiles") as target:
+        answer = decoded(
+            "picture_child", data, order, target, limits.wall_seconds, believable, *words
+        )
         found = cut(answer["width"], answer["height"], rule)
         tiles = np.empty((found.tiles, *found.tile[::-1], 3), np.uint8)
         if os.preadv(target.fileno(), [tiles.data.cast("B")], 0) != tiles.nbytes:
@@ -153,22 +143,16 @@ def levels(
     return normalised
 
 
-def _believable(answer: Any, limits: PictureLimits, rule: Sizing) -> bool:
-    """Check that the answer has one of the three known forms: a compromised child may send
-    anything."""
-    if not isinstance(answer, dict):
+def _believable(answer: dict[str, Any], limits: PictureLimits, rule: Sizing) -> bool:
+    names = "rows", "columns", "width", "height"
+    numbers = [answer.get(name) for name in names]
+    if not all(type(one) is int and 0 <= one <= limits.side for one in numbers):
         return False
-    if "rows" in answer:
-        names = "rows", "columns", "width", "height"
-        numbers = [answer.get(name) for name in names]
-        if not all(type(one) is int and 0 <= one <= limits.side for one in numbers):
-            return False
-        rows, columns, width, height = (int(answer[name]) for name in names)
-        try:
-            found = cut(width, height, rule) if width and height else None
-        except TooNarrow:
-            return False
-        if found is None or (found.rows, found.columns) != (rows, columns):
-            return False
-        return found.tiles <= limits.tiles and found.pixels <= limits.resized
-    return answer.get("refused") in PICTURE_REFUSALS or isinstance(answer.get("absent"), str)
+    rows, columns, width, height = (int(answer[name]) for name in names)
+    try:
+        found = cut(width, height, rule) if width and height else None
+    except TooNarrow:
+        return False
+    if found is None or (found.rows, found.columns) != (rows, columns):
+        return False
+    return found.tiles <= limits.tiles and found.pixels <= limits.resized

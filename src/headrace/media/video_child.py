@@ -1,34 +1,26 @@
 """Child process that decodes a video: `python -m headrace.media.video_child` for one file.
 
-It reads the file from standard input and writes frames to the descriptor named in its order: rows
-of pixels in RGB, a byte each. After importing the libraries it gives up what could do harm, as
-`child` does. Sizes are read from the header, and frames are counted, before anything is decoded.
+It writes frames: rows of pixels in RGB, a byte each. Sizes are read from the header, and frames are
+counted, before anything is decoded.
 """
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-import sys
 from importlib import import_module
 from typing import Any, BinaryIO
 
 from ..base.filming import Film, Sampling, filmed
 from ..base.tiling import TooNarrow, read
 from .child import imported as imported_ffmpeg
+from .decoder import FileRefused, run_decoder, writing
 from .formats import FFMPEG
-from .seccomp import confine
 from .videos import RATES, sized
 
 CODECS = {
     "h264", "hevc", "vp8", "vp9", "libvpx", "libvpx-vp9", "av1", "libdav1d", "mpeg4", "mjpeg",
 }  # fmt: skip
 """FFmpeg's names of the decoders that are used."""
-
-
-class VideoRefused(Exception):
-    """Refusal by the decoder; its text is a key of `videos.VIDEO_REFUSALS`."""
 
 
 class FewerFrames(Exception):
@@ -39,17 +31,6 @@ class FewerFrames(Exception):
         self.found = found
 
 
-def main() -> None:
-    """Decode standard input as ordered by the only argument, a JSON object."""
-    order = json.loads(sys.argv[1])
-    try:
-        libraries = imported(order["format"])
-    except ImportError as absent:
-        _say({"absent": absent.name})
-        return
-    obey(order, *libraries)
-
-
 def imported(format: str) -> tuple[Any, Any]:
     """Import PyAV whole, and Pillow; return both. Raises `ImportError`."""
     pillow = import_module("PIL.Image")
@@ -57,27 +38,16 @@ def imported(format: str) -> tuple[Any, Any]:
     return imported_ffmpeg(format, sound=False)[0], pillow
 
 
-def obey(order: dict[str, Any], av: Any, pillow: Any) -> None:
-    """Confine this process for good, decode, and print the result."""
-    confine(order["memory"], order["processor_seconds"], order["result"])
-    try:
-        _say(_decode(order, av, pillow))
-    except VideoRefused as refused:
-        _say({"refused": str(refused)})
-    except MemoryError:
-        _say({"refused": "lost"})
-    except Exception:  # noqa: BLE001 - whatever a decoder raises is the file's fault
-        _say({"refused": "damaged"})
-
-
-def _decode(order: dict[str, Any], av: Any, pillow: Any) -> dict[str, Any]:
+def decode(order: dict[str, Any], libraries: tuple[Any, Any]) -> dict[str, Any]:
+    """Write the frames of a video that are taken."""
+    av, pillow = libraries
     source = os.fdopen(0, "rb", buffering=0, closefd=False)
     with os.fdopen(order["into"], "wb", closefd=False) as target:
         try:
             return _frames(order, av, pillow, source, target, None)
         except FewerFrames as fewer:
             if not fewer.found:
-                raise VideoRefused("damaged") from None
+                raise FileRefused("damaged") from None
             return _frames(order, av, pillow, source, target, fewer.found)
 
 
@@ -88,32 +58,32 @@ def _frames(
     source.seek(0)
     with av.open(source, format=FFMPEG[order["format"]]) as opened:
         if not opened.streams.video:
-            raise VideoRefused("empty")
+            raise FileRefused("empty")
         track = opened.streams.video[0]
         coded = track.codec_context
         if coded is None or coded.name not in CODECS:
-            raise VideoRefused("codec")
+            raise FileRefused("codec")
         coded.thread_count = 1  # It may start no thread.
         width, height, rate = track.width, track.height, float(track.average_rate or 0)
         if not width or not height:
-            raise VideoRefused("empty")
+            raise FileRefused("empty")
         if width * height > order["pixels"] or max(width, height) > order["side"]:
-            raise VideoRefused("large")
+            raise FileRefused("large")
         if not RATES[0] <= rate <= RATES[1]:
-            raise VideoRefused("rate")
+            raise FileRefused("rate")
         if total is None:
             total = _counted(opened, track, order["frames"])
             opened.seek(0)
         film = filmed(total, rate, Sampling(*order["sampling"]))
         if (film.frames[-1] + 1) * width * height > order["decoded"]:
-            raise VideoRefused("long")
+            raise FileRefused("long")
         try:
             found = sized(width, height, film, read(order["rule"]))
         except TooNarrow:
-            raise VideoRefused("narrow") from None
+            raise FileRefused("narrow") from None
         pixels = found.tile[0] * found.tile[1]
         if pixels > order["tile"] or pixels * len(film.frames) > order["resized"]:
-            raise VideoRefused("tiles")
+            raise FileRefused("tiles")
         _write(opened, track, film, found, pillow, target)
     return {"total": total, "rate": rate, "width": width, "height": height}
 
@@ -122,17 +92,17 @@ def _counted(opened: Any, track: Any, most: int) -> int:
     """Count the frames of a track by its packets, of which none is decoded."""
     declared, found, shown = track.frames, 0, 0
     if declared > most:
-        raise VideoRefused("long")
+        raise FileRefused("long")
     for packet in opened.demux(track):
         if packet.size:
             found += 1
             shown += not packet.is_discard
             if found > most:
-                raise VideoRefused("long")
+                raise FileRefused("long")
     if found < declared:
-        raise VideoRefused("damaged")  # The file was cut.
+        raise FileRefused("damaged")  # The file was cut.
     if not shown:
-        raise VideoRefused("empty")
+        raise FileRefused("empty")
     return shown
 
 
@@ -143,17 +113,15 @@ def _write(opened: Any, track: Any, film: Film, found: Any, pillow: Any, target:
     target.seek(0)
     for number, frame in enumerate(opened.decode(track)):
         if (frame.width, frame.height) != (track.width, track.height):
-            raise VideoRefused("damaged")
+            raise FileRefused("damaged")
         seen = number + 1
         if number in wanted:
             picture = pillow.fromarray(_coloured(frame).to_ndarray())
             for size in found.sizes:
                 picture = picture.resize(size, resample=resample)
-            try:
+            with writing():
                 target.write(picture.tobytes())
                 target.flush()
-            except OSError as error:
-                raise VideoRefused("room" if error.errno == errno.ENOSPC else "lost") from error
         if number == last:
             return
     raise FewerFrames(seen)
@@ -167,9 +135,5 @@ def _coloured(frame: Any) -> Any:
         return frame.reformat(format="rgb24")
 
 
-def _say(answer: dict[str, Any]) -> None:
-    print(json.dumps(answer), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_decoder(imported, decode)

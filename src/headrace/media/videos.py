@@ -6,16 +6,16 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..base.errors import InvalidRequest, Overloaded, TooLarge
-from ..base.extras import absent
+from ..base.errors import InvalidRequest
 from ..base.filming import Film, Sampling, filmed
 from ..base.filming import written as written_sampling
 from ..base.tiling import Cut, Filming, Sizing, TooNarrow, cut, written
-from .confined import OnChild, memory_file, run_child
+from .confined import OnChild, check_size, decoded, memory_file
 from .formats import FFMPEG, HEAD, container
 from .pictures import Codes
 
@@ -97,10 +97,7 @@ def decode_video(
     and `TooLarge` if it has too many bytes. Raises `PackageAbsent` without PyAV or Pillow, and
     `Overloaded` if there is no memory for the result.
     """
-    if len(data) > limits.bytes:
-        raise TooLarge(
-            f"the file has {len(data):,} bytes, at most {limits.bytes:,} are taken", param=param
-        )
+    check_size(data, limits.bytes, param)
     format = container(bytes(data[:HEAD]))
     if format not in FFMPEG:
         raise InvalidRequest(VIDEO_REFUSALS["format"], param=param)
@@ -117,19 +114,12 @@ def decode_video(
         "memory": limits.memory,
         "result": 3 * limits.resized,
     }
-    with memory_file("video") as source, memory_file("frames") as target:
-        source.write(data)
-        source.flush()
-        os.lseek(source.fileno(), 0, os.SEEK_SET)
-        answer = run_child("video_child", order, source, target, limits.wall_seconds, on_child)
-        if not _believable(answer, limits, sampling, rule):
-            answer = {"refused": "lost"}
-        if "absent" in answer:
-            raise absent("reading videos needs", answer["absent"], "av", "pictures")
-        if answer.get("refused") == "room":
-            raise Overloaded(VIDEO_REFUSALS["room"], retry_after=5.0)
-        if "refused" in answer:
-            raise InvalidRequest(VIDEO_REFUSALS[answer["refused"]], param=param)
+    believable = partial(_believable, limits=limits, sampling=sampling, rule=rule)
+    words = VIDEO_REFUSALS, ("reading videos needs", "av", "pictures"), param, on_child
+    with memory_file("frames") as target:
+        answer = decoded(
+            "video_child", data, order, target, limits.wall_seconds, believable, *words
+        )
         film = filmed(answer["total"], answer["rate"], sampling)
         wide, high = sized(answer["width"], answer["height"], film, rule).tile
         frames = np.empty((len(film.frames), high, wide, 3), np.uint8)
@@ -138,28 +128,23 @@ def decode_video(
     return Video(frames, film, answer["width"], answer["height"])
 
 
-def _believable(answer: Any, limits: VideoLimits, sampling: Sampling, rule: Sizing) -> bool:
-    """Check that the answer has one of the three known forms: a compromised child may send
-    anything."""
-    if not isinstance(answer, dict):
+def _believable(
+    answer: dict[str, Any], limits: VideoLimits, sampling: Sampling, rule: Sizing
+) -> bool:
+    total, rate = answer.get("total"), answer.get("rate")
+    sides = [answer.get(name) for name in ("width", "height")]
+    if type(total) is not int or not 1 <= total <= limits.frames:
         return False
-    if "total" in answer:
-        total, rate = answer["total"], answer.get("rate")
-        sides = [answer.get(name) for name in ("width", "height")]
-        if type(total) is not int or not 1 <= total <= limits.frames:
-            return False
-        if not isinstance(rate, float) or not math.isfinite(rate):
-            return False
-        if not RATES[0] <= rate <= RATES[1]:
-            return False
-        if not all(type(one) is int and 1 <= one <= limits.side for one in sides):
-            return False
-        film = filmed(total, rate, sampling)
-        try:
-            tile = sized(answer["width"], answer["height"], film, rule).tile
-        except TooNarrow:
-            return False
-        pixels = tile[0] * tile[1]
-        return pixels <= limits.tile and pixels * len(film.frames) <= limits.resized
-    absents = isinstance(answer.get("absent"), str) and len(answer["absent"]) < 64
-    return answer.get("refused") in VIDEO_REFUSALS or absents
+    if not isinstance(rate, float) or not math.isfinite(rate):
+        return False
+    if not RATES[0] <= rate <= RATES[1]:
+        return False
+    if not all(type(one) is int and 1 <= one <= limits.side for one in sides):
+        return False
+    film = filmed(total, rate, sampling)
+    try:
+        tile = sized(answer["width"], answer["height"], film, rule).tile
+    except TooNarrow:
+        return False
+    pixels = tile[0] * tile[1]
+    return pixels <= limits.tile and pixels * len(film.frames) <= limits.resized
