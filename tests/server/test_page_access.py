@@ -3,21 +3,15 @@ and dark, in a real browser."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import Running, fake_server, running
+from visits import BROWSER, visit
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
-]
+pytestmark = [pytest.mark.slow, BROWSER]
 
 ANSWER = "A list:\n\n- one `two` **three**\n\n```python\ncarry = 1\n```\n"
 ENGINE = f"""engine = FakeEngine(answer={ANSWER!r})
@@ -38,25 +32,6 @@ def server() -> Iterator[Running]:
     command[-1] = command[-1].replace("return FakeEngine(delay=0.0)", ENGINE)
     with running(command) as server:
         yield server
-
-
-def visit(server: Running, work: Any, **context: Any) -> Any:
-    """The result of `work(tab)`, in a thread of its own: Playwright wants no event loop."""
-
-    def inside() -> Any:
-        with playwright.sync_playwright() as run:
-            browser = run.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-            tab = browser.new_context(**context).new_page()
-            tab.set_default_timeout(120_000)
-            tab.goto(server.url)
-            tab.wait_for_selector("#dot.ready")
-            try:
-                return work(tab)
-            finally:
-                browser.close()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(inside).result(500)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -90,7 +65,7 @@ def test_names_contrast_and_sizes(server: Running, scheme: str, size: tuple[int,
         return found
 
     viewport = {"width": size[0], "height": size[1]}
-    found = visit(server, work, viewport=viewport, color_scheme=scheme, has_touch=phone)
+    found = visit(server.url, work, viewport=viewport, color_scheme=scheme, has_touch=phone)
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
@@ -112,4 +87,4 @@ def test_the_model_is_chosen_by_keyboard(server: Running) -> None:
         tab.click("#show-code")
         assert '"lake"' in tab.inner_text("#snippet")
 
-    visit(server, work)
+    visit(server.url, work)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,16 +14,12 @@ from typing import Any
 import httpx
 import pytest
 from processes import fake_server, headrace, running
+from visits import BROWSER, CHROMIUM, playwright
 
 from tiny import talker
 from tiny.kept import Kept
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
-]
+pytestmark = [pytest.mark.slow, BROWSER]
 
 SCHEMA = {
     "type": "object",

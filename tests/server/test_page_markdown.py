@@ -4,20 +4,15 @@ and huge texts."""
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from processes import fake_server, running
+from visits import BROWSER, CHROMIUM, playwright
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
-]
+pytestmark = [pytest.mark.slow, BROWSER]
 
 DRAW = """([text, size]) => {
   const root = document.createElement("div");

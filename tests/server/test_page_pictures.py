@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,16 +16,12 @@ import pytest
 pytest.importorskip("PIL", reason="needs the extra pictures")
 from PIL import Image
 from processes import headrace, running
+from visits import BROWSER, visits
 
 from tiny import filmed
 from tiny.seeing_chat import make
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
-]
+pytestmark = [pytest.mark.slow, BROWSER]
 CHECK = (Path(__file__).parent / "page_access.js").read_text()
 GIVE = """async ([how, files]) => {
   const carried = new DataTransfer();
@@ -58,27 +52,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def visit(url: str) -> Iterator[Callable[..., Any]]:
-    """Runs a function of a fresh page in a thread; fails on any error in the page."""
-    errors: list[str] = []
-
-    def call(work: Callable[[Any], Any], **context: Any) -> Any:
-        def inside() -> Any:
-            with playwright.sync_playwright() as run:
-                browser = run.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-                tab = browser.new_context(bypass_csp=False, **context).new_page()
-                tab.set_default_timeout(120_000)
-                tab.on("pageerror", lambda error: errors.append(str(error)))
-                tab.on("console", lambda line: "Policy" in line.text and errors.append(line.text))
-                tab.goto(url)
-                tab.wait_for_selector("#dot.ready")
-                work(tab)
-                browser.close()
-
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(inside).result(500)
-
-    yield call
-    assert not errors
+    yield from visits(url)
 
 
 def png(width: int, height: int, *, noise: bool = False) -> bytes:

@@ -4,21 +4,15 @@ silence."""
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import fake_server, running
+from visits import BROWSER, visits
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
-]
+pytestmark = [pytest.mark.slow, BROWSER]
 
 
 USER = {"role": "user", "content": "x"}
@@ -38,30 +32,7 @@ def url(gate: Path) -> Iterator[str]:
 
 @pytest.fixture
 def visit(url: str) -> Iterator[Callable[..., Any]]:
-    """Runs a function of a fresh page in a thread; fails on any error in the page."""
-    errors: list[str] = []
-
-    def call(work: Callable[[Any], Any], **context: Any) -> Any:
-        def inside() -> Any:
-            with playwright.sync_playwright() as run:
-                browser = run.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-                tab = browser.new_context(**context).new_page()
-                tab.set_default_timeout(120_000)
-                tab.on("pageerror", lambda error: errors.append(str(error)))
-                _ready(tab, url)
-                work(tab)
-                browser.close()
-
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(inside).result(500)
-
-    yield call
-    assert not errors
-
-
-def _ready(tab: Any, url: str) -> None:
-    tab.goto(url)
-    tab.wait_for_selector("#dot.ready")
+    yield from visits(url)
 
 
 def _ask(tab: Any, text: str) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-from ..base.arch import ModelArch
 from ..base.arch_fields import Fields
 from ..base.errors import UnsupportedModel
 from ..base.graph import TOKENS, EmbedSpec, Graph, Value
@@ -24,8 +23,9 @@ from .picture_arch import (
     CHANNELS,
     MOST_PATCHES,
     PictureArch,
-    head_size,
+    check_tile,
     pixel_numbers,
+    tower_arch,
     tower_fields,
 )
 
@@ -77,9 +77,7 @@ class GemmaPictures(PictureArch):
             tower.integer("image_size", 1, 4_096, 224),
         )
         tower.expect("num_channels", CHANNELS)
-        size = Fields(read.mapping("size") or {}, f"{read.where}: size")
-        for key in ("height", "width"):
-            size.expect(key, tile)
+        check_tile(read, tile)
         tokens = fields.integer("mm_tokens_per_image", 1, MOST_PATCHES, 256)
         side, across = tile // patch, isqrt(tokens)
         if tile % patch or across**2 != tokens or side % across or side**2 > MOST_PATCHES:
@@ -88,20 +86,8 @@ class GemmaPictures(PictureArch):
                 f"square of whole squares of patches of {patch} pixels, at most {MOST_PATCHES:,}",
                 param="mm_tokens_per_image",
             )
-        arch = ModelArch(
-            family="pictures",
-            vocab_size=1,
-            hidden=width,
-            layers=tower.integer("num_hidden_layers", 1, 128, 12),
-            heads=heads,
-            kv_heads=heads,
-            head_dim=head_size(width, heads),
-            intermediate=tower.integer("intermediate_size", 1, 1 << 15, 3_072),
-            max_context=side**2,
-            norm_eps=tower.number("layer_norm_eps", 1e-12, 1e-1, 1e-6),
-            norm_offset=1.0,
-            activation=ACTIVATIONS[tower.word("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh")],
-        )
+        sizes = width, heads, 12, 3_072, side**2
+        arch = tower_arch(tower, *sizes, ACTIVATIONS, norm_offset=1.0)
         return cls(
             kind=str(config.get("model_type")),
             arch=arch,

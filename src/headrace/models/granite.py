@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from ..base.arch import ModelArch
 from ..base.errors import UnsupportedModel
-from ..base.graph import Graph, Value
-from ..layers.attention import attention
-from ..layers.description import Description
+from ..base.graph import Graph
 from ..layers.states import state_space
 from .common import INTERMEDIATE, LOCAL, NO_WINDOW, SHARED_NAMES, UNBIASED
 from .family import Config, Family, Names, integer, number
-from .llama import PERMUTED, llama
+from .llama import PERMUTED, hybrid, llama
 from .states import LINEAR, conv_bias, renamed, state_fields, state_names, without_attention
 from .windows import layer_kinds, no_windows
 
 
 def granite_hybrid(arch: ModelArch) -> Graph:
     """Describe the pre-norm decoder with Mamba 2 in place of attention in most layers."""
-    assert arch.recurrence is not None, "the architecture says nothing of states"
-    own = arch.recurrence.layers
-
-    def mixing(to: Description, layer: int, x: Value, at: str) -> Value:
-        if layer in own:
-            return state_space(to, layer, x, f"{at}.mamba")
-        return attention(to, layer, x, f"{at}.self_attn")
-
-    return llama(arch, mixing)
+    return hybrid(arch, state_space, "mamba")
 
 
 _EXPAND = integer("mamba_expand", "", 1, 64)

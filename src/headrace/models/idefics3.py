@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.arch import ModelArch
 from ..base.arch_fields import Fields
 from ..base.errors import UnsupportedModel
 from ..base.filming import Film, Sampling
@@ -26,9 +25,9 @@ from .picture_arch import (
     MOST_PATCHES,
     PictureArch,
     Videos,
-    head_size,
     pixel_numbers,
     squares,
+    tower_arch,
     tower_fields,
 )
 
@@ -66,19 +65,7 @@ class Idefics3Pictures(PictureArch):
         read = Fields(processing, "the config of pictures")
         tile = _edge(read, "max_image_size", 364)
         side = _side(tile, patch, factor)
-        arch = ModelArch(
-            family="pictures",
-            vocab_size=1,
-            hidden=width,
-            layers=tower.integer("num_hidden_layers", 1, 128, 12),
-            heads=heads,
-            kv_heads=heads,
-            head_dim=head_size(width, heads),
-            intermediate=tower.integer("intermediate_size", 1, 1 << 15, 3_072),
-            max_context=side**2,
-            norm_eps=tower.number("layer_norm_eps", 1e-12, 1e-1, 1e-6),
-            activation=ACTIVATIONS[tower.word("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh")],
-        )
+        arch = tower_arch(tower, width, heads, 12, 3_072, side**2, ACTIVATIONS)
         splits = read.flag("do_image_splitting", True)
         return cls(
             kind=str(config.get("model_type")),

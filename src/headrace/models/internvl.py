@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.arch import ModelArch
 from ..base.arch_fields import Fields
 from ..base.errors import UnsupportedModel
 from ..base.graph import TOKENS, ActivationSpec, EmbedSpec, Graph, Value
@@ -21,14 +20,15 @@ from ..layers.description import Description
 from ..layers.encoder import bidirectional, side_by_side
 from ..layers.feed_forward import two_products
 from .picture_arch import (
-    ACTIVATIONS,
     CHANNELS,
     CLIP,
+    EXACT,
     MOST_PATCHES,
     ClassToken,
     PictureArch,
-    head_size,
+    check_tile,
     pixel_numbers,
+    tower_arch,
     tower_fields,
 )
 
@@ -90,22 +90,8 @@ class InternVlPictures(PictureArch):
             (fields, "vision_feature_select_strategy", "default"),
         ):
             one.expect(key, value)
-        size = Fields(read.mapping("size") or {}, f"{read.where}: size")
-        for key in ("height", "width"):
-            size.expect(key, tile)
-        arch = ModelArch(
-            family="pictures",
-            vocab_size=1,
-            hidden=width,
-            layers=tower.integer("num_hidden_layers", 1, 128, 24),
-            heads=heads,
-            kv_heads=heads,
-            head_dim=head_size(width, heads),
-            intermediate=tower.integer("intermediate_size", 1, 1 << 16, 4_096),
-            max_context=side**2 + 1,
-            norm_eps=tower.number("layer_norm_eps", 1e-12, 1e-1, 1e-6),
-            activation=ACTIVATIONS[tower.word("hidden_act", ACTIVATIONS, "gelu")],
-        )
+        check_tile(read, tile)
+        arch = tower_arch(tower, width, heads, 24, 4_096, side**2 + 1, EXACT)
         least = read.integer("min_patches", 1, 64, 1)
         return cls(
             kind=str(config.get("model_type")),

@@ -5,27 +5,18 @@ from __future__ import annotations
 from ..base.arch import ModelArch
 from ..base.graph import Graph, Value
 from ..base.recurrent import ConvSpec
-from ..layers.attention import attention
 from ..layers.description import Description
 from ..layers.states import taps
 from .common import NO_WINDOW, UNBIASED, tied
 from .family import Config, Family, Names, flag, integer, number
-from .llama import llama
+from .llama import hybrid
 from .states import without_attention
 from .windows import layer_kinds, layer_numbers, no_windows
 
 
 def lfm2(arch: ModelArch) -> Graph:
     """Describe the pre-norm decoder with convolutions in place of attention in most layers."""
-    assert arch.recurrence is not None, "the architecture says nothing of states"
-    own = arch.recurrence.layers
-
-    def mixing(to: Description, layer: int, x: Value, at: str) -> Value:
-        if layer in own:
-            return _convolution(to, layer, x, f"{at}.conv")
-        return attention(to, layer, x, f"{at}.self_attn")
-
-    return llama(arch, mixing)
+    return hybrid(arch, _convolution, "conv")
 
 
 def _convolution(to: Description, layer: int, x: Value, at: str) -> Value:

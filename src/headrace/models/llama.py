@@ -40,6 +40,20 @@ def llama(arch: ModelArch, mixing: Mixing = _attention) -> Graph:
     return to.graph(hidden=hidden, logits=head(to, hidden))
 
 
+def hybrid(arch: ModelArch, state: Mixing, name: str, attend: Mixing = attention) -> Graph:
+    """Describe Llama with `state`, whose tensors lie below `name`, in place of attention in the
+    layers that keep a state."""
+    assert arch.recurrence is not None, "the architecture says nothing of states"
+    own = arch.recurrence.layers
+
+    def mixing(to: Description, layer: int, x: Value, at: str) -> Value:
+        if layer in own:
+            return state(to, layer, x, f"{at}.{name}")
+        return attend(to, layer, x, f"{at}.self_attn")
+
+    return llama(arch, mixing)
+
+
 PERMUTED = Names(permuted=True)
 _UNDER_PICTURES = Names(
     hf={"model.text_model.": "model."},

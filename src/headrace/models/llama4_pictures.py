@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.arch import ModelArch, Rope
+from ..base.arch import Rope
 from ..base.arch_fields import Fields
 from ..base.errors import UnsupportedModel
 from ..base.graph import TOKENS, ActivationSpec, EmbedSpec, Graph, Value
@@ -26,8 +26,10 @@ from .picture_arch import (
     MOST_PATCHES,
     ClassToken,
     PictureArch,
+    check_tile,
     head_size,
     pixel_numbers,
+    tower_arch,
     tower_fields,
 )
 
@@ -79,9 +81,8 @@ class Llama4Pictures(PictureArch):
                 "most, and a head a multiple of 4",
                 param="image_size",
             )
-        inner = tower.integer("intermediate_size", 1, 1 << 15, 5_632)
         adapted = tower.integer("projector_output_dim", 1, 1 << 15, 4_096)
-        given = Fields(read.mapping("size") or {}, f"{read.where}: size")
+        check_tile(read, tile)
         for one, key, value in (
             (tower, "num_channels", CHANNELS),
             (tower, "hidden_act", "gelu"),
@@ -91,8 +92,6 @@ class Llama4Pictures(PictureArch):
             (tower, "multi_modal_projector_bias", False),
             (tower, "vision_feature_select_strategy", "default"),
             (tower, "intermediate_size", FACTOR**2 * width),
-            (given, "height", tile),
-            (given, "width", tile),
             (read, "resize_to_max_canvas", False),
         ):
             one.expect(key, value)
@@ -105,20 +104,8 @@ class Llama4Pictures(PictureArch):
             "axial",
             axes=(1,) * quarter + (0,) * quarter,
         )
-        arch = ModelArch(
-            family="pictures",
-            vocab_size=1,
-            hidden=width,
-            layers=tower.integer("num_hidden_layers", 1, 128, 34),
-            heads=heads,
-            kv_heads=heads,
-            head_dim=size,
-            intermediate=inner,
-            max_context=side**2 + 1,
-            norm_eps=_EPS,
-            activation="gelu",
-            rope=rope,
-        )
+        given = {"eps": _EPS, "activation": "gelu", "rope": rope}
+        arch = tower_arch(tower, width, heads, 34, 5_632, side**2 + 1, **given)
         return cls(
             kind=str(config.get("model_type")),
             arch=arch,

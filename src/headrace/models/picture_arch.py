@@ -17,6 +17,8 @@ CHANNELS = 3
 MOST_PATCHES = 1 << 14
 """Most patches of a tile, all of which attend to all."""
 ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+EXACT = dict(reversed(ACTIVATIONS.items()))
+"""The same, the exact one first."""
 
 
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -275,6 +277,50 @@ def head_size(width: int, heads: int) -> int:
             "config.json: vision_config: hidden_size must be a multiple of num_attention_heads"
         )
     return width // heads
+
+
+def tower_arch(
+    tower: Fields,
+    width: int,
+    heads: int,
+    layers: int,
+    inner: int,
+    most: int,
+    activations: Mapping[str, Activation] | None = None,
+    *,
+    eps: float | None = None,
+    **more: Any,
+) -> ModelArch:
+    """Read the layers of an encoder.
+
+    `layers`, `inner`: numbers of layers and width of the feed-forward in a config without them;
+    `most`: patches and class tokens of the largest tile; `activations`: by name, the first being
+    that of a config without any; `eps`: epsilon of all norms, if no config states it. Raises
+    `ModelFileError`, `UnsupportedModel`.
+    """
+    if activations is not None:
+        word = tower.word("hidden_act", activations, next(iter(activations)))
+        more["activation"] = activations[word]
+    return ModelArch(
+        family="pictures",
+        vocab_size=1,
+        hidden=width,
+        layers=tower.integer("num_hidden_layers", 1, 128, layers),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_size(width, heads),
+        intermediate=tower.integer("intermediate_size", 1, 1 << 16, inner),
+        max_context=most,
+        norm_eps=tower.number("layer_norm_eps", 1e-12, 1e-1, 1e-6) if eps is None else eps,
+        **more,
+    )
+
+
+def check_tile(read: Fields, tile: int) -> None:
+    """Check that the processor makes tiles of the encoder's side."""
+    size = Fields(read.mapping("size") or {}, f"{read.where}: size")
+    for key in ("height", "width"):
+        size.expect(key, tile)
 
 
 def pixel_numbers(

@@ -22,10 +22,12 @@ from .picture_arch import (
     ACTIVATIONS,
     CHANNELS,
     CLIP,
+    EXACT,
     MOST_PATCHES,
     PictureArch,
     head_size,
     pixel_numbers,
+    tower_arch,
     tower_fields,
 )
 
@@ -36,7 +38,7 @@ BREAK, END = "[IMG_BREAK]", "[IMG_END]"
 _BICUBIC = 3
 _EPS = 1e-5
 """Epsilon of all norms of the tower, which no config states."""
-_ACTS: Mapping[str, Activation] = {"silu": "silu", **ACTIVATIONS}
+_ACTS: Mapping[str, Activation] = {**EXACT, "silu": "silu"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,24 +163,9 @@ def _arch(tower: Fields, most: int) -> ModelArch:
     turning = Fields(rope, f"{tower.where}: rope_parameters")
     turning.expect("rope_type", "axial", "default")
     theta = tower.number("rope_theta", 1.0, 1e12, 10_000.0)
-    return ModelArch(
-        family="pictures",
-        vocab_size=1,
-        hidden=width,
-        layers=tower.integer("num_hidden_layers", 1, 128, 24),
-        heads=heads,
-        kv_heads=heads,
-        head_dim=size,
-        intermediate=tower.integer("intermediate_size", 1, 1 << 15, 4_096),
-        max_context=most,
-        norm_eps=_EPS,
-        activation=_ACTS[tower.word("hidden_act", _ACTS, "gelu")],
-        rope=Rope(
-            turning.number("rope_theta", 1.0, 1e12, theta),
-            "dealt",
-            axes=(0,) * (size // 4) + (1,) * (size // 4),
-        ),
-    )
+    theta = turning.number("rope_theta", 1.0, 1e12, theta)
+    rope = Rope(theta, "dealt", axes=(0,) * (size // 4) + (1,) * (size // 4))
+    return tower_arch(tower, width, heads, 24, 4_096, most, _ACTS, eps=_EPS, rope=rope)
 
 
 def _bounding(read: Fields, patch: int, factor: int) -> Bounding:

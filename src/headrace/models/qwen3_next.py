@@ -12,7 +12,7 @@ from ..layers.description import Description, vector
 from ..layers.states import taps
 from .common import MIXTURE, NO_WINDOW, UNBIASED
 from .family import Config, Family, Names, integer
-from .llama import llama
+from .llama import hybrid
 from .qwen import GATED_NAMES, SHARED_EXPERT, SPARSE, dense_layers
 from .ropes import parameters, rope_of, share
 from .states import LINEAR, multiple, state_fields, state_names
@@ -21,15 +21,7 @@ from .windows import layer_kinds, no_windows
 
 def qwen3_next(arch: ModelArch) -> Graph:
     """Describe the pre-norm decoder with the delta rule in most layers."""
-    assert arch.recurrence is not None, "the architecture says nothing of states"
-    own = arch.recurrence.layers
-
-    def mixing(to: Description, layer: int, x: Value, at: str) -> Value:
-        if layer in own:
-            return _delta_net(to, layer, x, f"{at}.linear_attn")
-        return _gated_attention(to, layer, x, f"{at}.self_attn")
-
-    return llama(arch, mixing)
+    return hybrid(arch, _delta_net, "linear_attn", _gated_attention)
 
 
 def _gated_attention(to: Description, layer: int, x: Value, at: str) -> Value:

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect
 
@@ -38,7 +37,7 @@ from .inference_messages import (
     read_named,
     stream_response,
 )
-from .inside import Answer
+from .inside import Answer, exchange_scope
 from .protocol import (
     BODY_RATE,
     BODY_SECONDS,
@@ -338,20 +337,8 @@ class GrpcPort:
         gets an answer with status 200; its errors are raised. A cancelled call is a disconnect."""
         answer, left, failed = Answer(), pieces or [b""], list[Exception]()
         app: ASGIApp = self.app
-        scope: dict[str, Any] = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "2",
-            "method": method,
-            "scheme": "http",
-            "path": path,
-            "raw_path": quote(path).encode(),
-            "root_path": "",
-            "query_string": b"",
-            "client": None,
-            "server": None,
-            "headers": [(b"host", b"localhost"), *call.headers, *(headers or [])],
-        }
+        given = [(b"host", b"localhost"), *call.headers, *(headers or [])]
+        scope = exchange_scope(method, path, given, http_version="2", server=None)
 
         async def receive() -> Message:
             if left:
@@ -362,8 +349,7 @@ class GrpcPort:
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                answer.status = message["status"]
-                answer.headers = _text(message["headers"])
+                answer.begin(message)
                 return
             answer.body += message.get("body", b"")
             whole = not message.get("more_body", False)
@@ -388,10 +374,6 @@ class GrpcPort:
 
 _ID = "id"
 """Key under which an answer has the request's id."""
-
-
-def _text(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
 
 
 def _error(answer: Answer) -> HeadraceError:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
 
 from starlette.datastructures import State
 from starlette.types import ASGIApp, Message
@@ -42,6 +43,34 @@ class Answer:
     body: bytes = b""
     usage: Usage | None = None
 
+    def begin(self, message: Message) -> None:
+        """Take status and headers from an ASGI message."""
+        self.status = message["status"]
+        self.headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]
+        }
+
+
+def exchange_scope(
+    method: str, path: str, headers: list[tuple[bytes, bytes]], **more: Any
+) -> dict[str, Any]:
+    """Return the ASGI scope of an exchange that no connection brought."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": quote(path).encode(),
+        "root_path": "",
+        "query_string": b"",
+        "client": None,
+        "server": ("inside", 0),
+        "headers": headers,
+        **more,
+    }
+
 
 async def post(
     app: Any,
@@ -61,28 +90,13 @@ async def post(
     The request is marked as one of a batch (`headrace.batch`): it takes no place in the queue and
     does not count against its key's limits per minute.
     """
-    scope: dict[str, Any] = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "client": None,
-        "server": ("inside", 0),
-        "headers": [
-            (b"host", b"inside"),
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-        ],
-        "app": app,
-        "headrace.request_id": request_id,
-        "headrace.batch": True,
-        "headrace.owner": owner,
-    }
+    headers = [
+        (b"host", b"inside"),
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    scope = exchange_scope("POST", path, headers, app=app)
+    scope |= {"headrace.request_id": request_id, "headrace.batch": True, "headrace.owner": owner}
     begin_exchange()
     if account is not None:
         scope["headrace.account"] = account
@@ -100,11 +114,7 @@ async def post(
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
-            answer.status = message["status"]
-            answer.headers = {
-                name.decode("latin-1"): value.decode("latin-1")
-                for name, value in message["headers"]
-            }
+            answer.begin(message)
         elif message["type"] == "http.response.body":
             answer.body += message.get("body", b"")
 
