@@ -8,9 +8,10 @@ from typing import Any
 
 import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+from tiny.letters import byte_tokenizer
 
 SPECIALS = (
     "<start_of_turn>",
@@ -99,11 +100,4 @@ def processor(**pans: Any) -> Gemma3ImageProcessorPil:
 
 def tokenizer() -> tokenizers.Tokenizer:
     """A token for each byte, for some runs of lines, and the special ones."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {one: place for place, one in enumerate((*letters, *LINES))}
-    merges = [("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("ĊĊ", "ĊĊ")]
-    found = tokenizers.Tokenizer(models.BPE(words, merges))
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = decoders.ByteLevel()
-    found.add_special_tokens(list(SPECIALS))
-    return found
+    return byte_tokenizer(SPECIALS, LINES, [("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("ĊĊ", "ĊĊ")])

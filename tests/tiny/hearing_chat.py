@@ -8,8 +8,9 @@ from typing import Any
 
 import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers
 from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
+
+from tiny.letters import byte_tokenizer
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|audio_bos|>", "<|AUDIO|>")
 SPECIALS = (*SPECIALS, "<|audio_eos|>")
@@ -72,9 +73,4 @@ def make(folder: Path, **changes: Any) -> Any:
 
 def tokenizer() -> tokenizers.Tokenizer:
     """A token for each byte, and the special ones."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    found = tokenizers.Tokenizer(models.BPE({one: place for place, one in enumerate(letters)}, []))
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = decoders.ByteLevel()
-    found.add_special_tokens(list(SPECIALS))
-    return found
+    return byte_tokenizer(SPECIALS)

@@ -8,9 +8,10 @@ from typing import Any
 
 import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers
 from transformers import InternVLConfig, InternVLForConditionalGeneration
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+from tiny.letters import byte_tokenizer
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<img>", "<IMG_CONTEXT>", "</img>")
 VOCAB = 256 + len(SPECIALS)
@@ -72,10 +73,4 @@ def processor(most: int = MOST) -> GotOcr2ImageProcessorPil:
 
 def tokenizer() -> tokenizers.Tokenizer:
     """A token for each byte, and the special ones."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {one: place for place, one in enumerate(letters)}
-    found = tokenizers.Tokenizer(models.BPE(words, []))
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = decoders.ByteLevel()
-    found.add_special_tokens(list(SPECIALS))
-    return found
+    return byte_tokenizer(SPECIALS)

@@ -15,9 +15,10 @@ import numpy as np
 import tokenizers
 import torch
 from PIL import Image
-from tokenizers import decoders, models, pre_tokenizers
 from transformers import Llama4Config, Llama4ForConditionalGeneration
 from transformers.image_utils import SizeDict
+
+from tiny.letters import byte_tokenizer
 
 SPECIALS = (
     "<|header_start|>", "<|header_end|>", "<|eot|>", "<|image_start|>", "<|image_end|>",
@@ -146,10 +147,4 @@ def _padded(image: torch.Tensor, padding: list[int], fill: Any) -> torch.Tensor:
 
 def tokenizer() -> tokenizers.Tokenizer:
     """A token for each byte, and the special ones."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {one: place for place, one in enumerate(letters)}
-    found = tokenizers.Tokenizer(models.BPE(words, []))
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = decoders.ByteLevel()
-    found.add_special_tokens(list(SPECIALS))
-    return found
+    return byte_tokenizer(SPECIALS)

@@ -8,7 +8,6 @@ from typing import Any
 
 import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers
 from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -16,6 +15,8 @@ from transformers import (
     Mistral3ForConditionalGeneration,
 )
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+from tiny.letters import byte_tokenizer
 
 SPECIALS = ("[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
 VOCAB = 256 + len(SPECIALS)
@@ -86,10 +87,4 @@ def processor(factor: int, longest: int = LONGEST) -> PixtralImageProcessorPil:
 
 def tokenizer() -> tokenizers.Tokenizer:
     """A token for each byte, and the special ones."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {one: place for place, one in enumerate(letters)}
-    found = tokenizers.Tokenizer(models.BPE(words, []))
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = decoders.ByteLevel()
-    found.add_special_tokens(list(SPECIALS))
-    return found
+    return byte_tokenizer(SPECIALS)

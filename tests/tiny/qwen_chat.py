@@ -8,7 +8,6 @@ from typing import Any
 
 import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers
 from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -20,6 +19,8 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from tiny.letters import byte_tokenizer
 
 SPECIALS = (
     "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>",
@@ -128,10 +129,4 @@ def processor() -> Qwen2VLImageProcessorPil:
 
 def tokenizer() -> tokenizers.Tokenizer:
     """A token for each byte, one for an empty line, and the special ones."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {one: place for place, one in enumerate(letters)} | {"ĊĊ": 256}
-    found = tokenizers.Tokenizer(models.BPE(words, MERGES))
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = decoders.ByteLevel()
-    found.add_special_tokens(list(SPECIALS))
-    return found
+    return byte_tokenizer(SPECIALS, ["ĊĊ"], MERGES)

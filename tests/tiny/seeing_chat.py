@@ -8,9 +8,10 @@ from typing import Any
 
 import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers
 from transformers import Idefics3Config, Idefics3ForConditionalGeneration
 from transformers.models.smolvlm import SmolVLMConfig, SmolVLMForConditionalGeneration
+
+from tiny.letters import byte_tokenizer
 
 SPECIALS = (
     "<|im_start|>", "<end_of_utterance>", "<fake_token_around_image>", "<image>", "<global-img>",
@@ -103,10 +104,4 @@ def make(
 
 def tokenizer() -> tokenizers.Tokenizer:
     """A token for each byte, one for an empty line, and the special ones."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {one: place for place, one in enumerate(letters)} | {"ĊĊ": 256}
-    found = tokenizers.Tokenizer(models.BPE(words, MERGES))
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = decoders.ByteLevel()
-    found.add_special_tokens(list(SPECIALS))
-    return found
+    return byte_tokenizer(SPECIALS, ["ĊĊ"], MERGES)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from headrace.base.encodings import EncodingName, EncodingStart
@@ -145,3 +146,44 @@ def answer(worker: Worker, prompt: Prompt, chunk: int) -> tuple[list[int], list[
         at, number = at + count, number + 1
     worker.execute(StepPlan(number, [], [], [], [], released=[0]))
     return tokens, told
+
+
+def greedy(oracle: Any, **given: Any) -> Any:
+    """The tokens of transformers, and their logits."""
+    with torch.no_grad():
+        return oracle.generate(
+            **given,
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+
+
+def check_answer(worker: Worker, prompt: Prompt, out: Any) -> None:
+    """Tokens are those of `greedy`, log-probabilities as near as 1e-4."""
+    tokens, told = answer(worker, prompt, len(prompt.ids))
+    assert tokens == out.sequences[0, -TOKENS:].tolist()
+    for one, logits in zip(told, out.logits, strict=True):
+        expected = torch.log_softmax(logits[0], -1)[torch.tensor(one.top_ids)].numpy()
+        assert np.abs(np.array(one.top_logprobs) - expected).max() < 1e-4
+
+
+def check_bits(
+    worker: Worker,
+    prompt: Prompt,
+    other: Prompt,
+    chunks: Sequence[int] = (1, 7, 64),
+    slices: int = 4,
+) -> None:
+    """Chunks, slices and the pictures of another prompt change no bit."""
+    rows = encode(worker, prompt)
+    whole = answer(worker, prompt, len(prompt.ids))
+    for chunk in chunks:
+        assert answer(worker, prompt, chunk) == whole
+    assert worker.encoder is not None
+    worker.encoder.forget()
+    encode(worker, other)
+    again = encode(worker, prompt, (1,) * (slices - 1))
+    assert all(np.array_equal(one, two) for one, two in zip(rows, again, strict=True))

@@ -25,8 +25,17 @@ from headrace.loader.pictures import open_pictures
 from headrace.text import load_tokenizer
 from headrace.worker import Worker
 from tiny.gemma_chat import BEGIN, PATCH, PLACE, TOKENS, make, processor, tokenizer
-from tiny.seeing_worker import SIZES, answer, drawn, encode, prompt_of, worker_of
-from tiny.seeing_worker import TOKENS as ANSWERED
+from tiny.seeing_worker import (
+    SIZES,
+    answer,
+    check_answer,
+    check_bits,
+    drawn,
+    encode,
+    greedy,
+    prompt_of,
+    worker_of,
+)
 
 PANS: dict[str, Any] = {
     "do_pan_and_scan": True,
@@ -82,22 +91,14 @@ def check(model: Seeing, count: int, **told: Any) -> None:
         made = model.oracle.model.get_image_features(seen, return_dict=True).pooler_output
         wanted = made.flatten(0, 1).numpy()
         assert np.abs(rows - wanted).max() < 1e-4 * np.abs(wanted).max()
-        out = model.oracle.generate(
+        out = greedy(
+            model.oracle,
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             token_type_ids=(ids == PLACE).long(),
             pixel_values=seen,
-            max_new_tokens=ANSWERED,
-            do_sample=False,
-            eos_token_id=None,
-            return_dict_in_generate=True,
-            output_logits=True,
         )
-    tokens, told_ = answer(model.worker, prompt, len(prompt.ids))
-    assert tokens == out.sequences[0, len(prompt.ids) :].tolist()
-    for one, logits in zip(told_, out.logits, strict=True):
-        expected = torch.log_softmax(logits[0], -1)[torch.tensor(one.top_ids)].numpy()
-        assert np.abs(np.array(one.top_logprobs) - expected).max() < 1e-4
+    check_answer(model.worker, prompt, out)
 
 
 @pytest.mark.parametrize("count", [1, 3, 9])
@@ -123,15 +124,8 @@ def test_tokens_of_a_picture_see_each_other(model: Seeing) -> None:
 def test_chunks_slices_and_others_change_no_bit(tmp_path: Path, kv_dtype: str) -> None:
     model = seeing(tmp_path, kv_dtype=kv_dtype)
     prompt = prompt_of(model.prompts, drawn(3, SIZES))
-    rows = encode(model.worker, prompt)
-    whole = answer(model.worker, prompt, len(prompt.ids))
-    for chunk in (1, 7, 20, 64):
-        assert answer(model.worker, prompt, chunk) == whole
-    assert model.worker.encoder is not None
-    model.worker.encoder.forget()
-    encode(model.worker, prompt_of(model.prompts, drawn(4, SIZES)[3:]))
-    again = encode(model.worker, prompt, (1, 1, 1))
-    assert all(np.array_equal(one, two) for one, two in zip(rows, again, strict=True))
+    other = prompt_of(model.prompts, drawn(4, SIZES)[3:])
+    check_bits(model.worker, prompt, other, chunks=(1, 7, 20, 64))
 
 
 @pytest.mark.parametrize("pans", [{}, PANS])

@@ -22,7 +22,16 @@ from headrace.loader.pictures import open_pictures
 from headrace.text import load_tokenizer
 from headrace.worker import Worker
 from tiny.llama4_chat import MOST, PATCH, PLACE, TILE, make, processed, tokenizer
-from tiny.seeing_worker import SIZES, TOKENS, answer, drawn, encode, prompt_of, worker_of
+from tiny.seeing_worker import (
+    SIZES,
+    check_answer,
+    check_bits,
+    drawn,
+    encode,
+    greedy,
+    prompt_of,
+    worker_of,
+)
 
 ROWS = (TILE // PATCH // 2) ** 2
 
@@ -79,20 +88,10 @@ def test_rows_logits_and_tokens_are_those_of_transformers(
         # The whole model of transformers 5.24 fails after its text model, which is asked alone.
         given = model.oracle.get_input_embeddings()(ids)
         given[ids == PLACE] = torch.from_numpy(wanted)
-        out = model.oracle.language_model.generate(
-            inputs_embeds=given,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            return_dict_in_generate=True,
-            output_logits=True,
+        out = greedy(
+            model.oracle.language_model, inputs_embeds=given, attention_mask=torch.ones_like(ids)
         )
-    tokens, told = answer(model.worker, prompt, len(prompt.ids))
-    assert tokens == out.sequences[0].tolist()
-    for one, logits in zip(told, out.logits, strict=True):
-        expected = torch.log_softmax(logits[0], -1)[torch.tensor(one.top_ids)].numpy()
-        assert np.abs(np.array(one.top_logprobs) - expected).max() < 1e-4
+    check_answer(model.worker, prompt, out)
 
 
 def test_the_prompt_is_the_processors(model: Seeing) -> None:
@@ -124,15 +123,8 @@ def test_the_token_of_a_template_becomes_a_picture(model: Seeing) -> None:
 
 def test_chunks_slices_and_others_change_no_bit(model: Seeing) -> None:
     prompt = prompt_of(model.prompts, drawn(3, SIZES))
-    rows = encode(model.worker, prompt)
-    whole = answer(model.worker, prompt, len(prompt.ids))
-    for chunk in (1, 7, 64):
-        assert answer(model.worker, prompt, chunk) == whole
-    assert model.worker.encoder is not None
-    model.worker.encoder.forget()
-    encode(model.worker, prompt_of(model.prompts, drawn(4, SIZES)[3:]))
-    again = encode(model.worker, prompt, (1, 1, 1))
-    assert all(np.array_equal(one, two) for one, two in zip(rows, again, strict=True))
+    other = prompt_of(model.prompts, drawn(4, SIZES)[3:])
+    check_bits(model.worker, prompt, other)
 
 
 @pytest.mark.parametrize(

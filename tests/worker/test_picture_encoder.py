@@ -27,7 +27,15 @@ from headrace.models.pictures import describe_pictures
 from headrace.text import load_tokenizer
 from headrace.worker import Worker
 from tiny.seeing_chat import DEVIATION, LONGEST, MEAN, TILE, make
-from tiny.seeing_worker import TOKENS, answer, drawn, encode, prompt_of, worker_of
+from tiny.seeing_worker import (
+    check_answer,
+    check_bits,
+    drawn,
+    encode,
+    greedy,
+    prompt_of,
+    worker_of,
+)
 
 
 class Seeing(NamedTuple):
@@ -82,22 +90,10 @@ def test_rows_and_logits_are_those_of_transformers(
         wanted = torch.cat(list(seen)).numpy()
         assert rows.shape == wanted.shape
         assert np.abs(rows - wanted).max() < 1e-4 * np.abs(wanted).max()
-        out = model.oracle.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            pixel_values=given,
-            max_new_tokens=TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            return_dict_in_generate=True,
-            output_logits=True,
+        out = greedy(
+            model.oracle, input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=given
         )
-    tokens, told = answer(worker, prompt, len(prompt.ids))
-    assert tokens == out.sequences[0, len(prompt.ids) :].tolist()
-    for one, logits in zip(told, out.logits, strict=True):
-        scores = torch.log_softmax(logits[0], -1)
-        expected = scores[torch.tensor(one.top_ids)].numpy()
-        assert np.abs(np.array(one.top_logprobs) - expected).max() < 1e-4
+    check_answer(worker, prompt, out)
 
 
 @pytest.mark.slow
@@ -131,16 +127,8 @@ def test_other_configs_give_the_rows_of_transformers(
 
 def test_chunks_slices_and_others_change_no_bit(model: Seeing, worker: Worker) -> None:
     prompt = prompt_of(model.prompts, drawn(3))
-    rows = encode(worker, prompt)
-    whole = answer(worker, prompt, len(prompt.ids))
-    for chunk in (1, 7, 64):
-        assert answer(worker, prompt, chunk) == whole
     other = prompt_of(model.prompts, drawn(4)[3:])
-    assert worker.encoder is not None
-    worker.encoder.forget()
-    encode(worker, other)
-    again = encode(worker, prompt, (1, 1, 1, 1))
-    assert all(np.array_equal(one, two) for one, two in zip(rows, again, strict=True))
+    check_bits(worker, prompt, other, slices=5)
 
 
 def test_the_reference_gives_the_same_rows(model: Seeing, worker: Worker) -> None:

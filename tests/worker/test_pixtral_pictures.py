@@ -21,7 +21,16 @@ from headrace.loader.pictures import open_pictures
 from headrace.text import load_tokenizer
 from headrace.worker import Worker
 from tiny.pixtral_chat import BREAK, END, FACTORS, PATCH, PLACE, make, processor
-from tiny.seeing_worker import SIZES, TOKENS, answer, drawn, encode, prompt_of, worker_of
+from tiny.seeing_worker import (
+    SIZES,
+    check_answer,
+    check_bits,
+    drawn,
+    encode,
+    greedy,
+    prompt_of,
+    worker_of,
+)
 
 KINDS = list(FACTORS)
 
@@ -82,36 +91,21 @@ def test_rows_logits_and_tokens_are_those_of_transformers(model: Seeing, count: 
     assert np.abs(rows - wanted).max() < 1e-4 * np.abs(wanted).max()
     ids = torch.tensor([prompt.ids])
     with torch.no_grad():
-        out = model.oracle.generate(
+        out = greedy(
+            model.oracle,
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             pixel_values=seen,
             image_sizes=sizes,
-            max_new_tokens=TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            return_dict_in_generate=True,
-            output_logits=True,
         )
-    tokens, told = answer(model.worker, prompt, len(prompt.ids))
-    assert tokens == out.sequences[0, len(prompt.ids) :].tolist()
-    for one, logits in zip(told, out.logits, strict=True):
-        expected = torch.log_softmax(logits[0], -1)[torch.tensor(one.top_ids)].numpy()
-        assert np.abs(np.array(one.top_logprobs) - expected).max() < 1e-4
+    check_answer(model.worker, prompt, out)
 
 
 def test_chunks_slices_and_others_change_no_bit(model: Seeing) -> None:
     """A chunk may end at, before and after a token between the rows, or be that token alone."""
     prompt = prompt_of(model.prompts, drawn(3, SIZES))
-    rows = encode(model.worker, prompt)
-    whole = answer(model.worker, prompt, len(prompt.ids))
-    for chunk in (1, 7, 64):
-        assert answer(model.worker, prompt, chunk) == whole
-    assert model.worker.encoder is not None
-    model.worker.encoder.forget()
-    encode(model.worker, prompt_of(model.prompts, drawn(4, SIZES)[3:]))
-    again = encode(model.worker, prompt, (1, 1, 1))
-    assert all(np.array_equal(one, two) for one, two in zip(rows, again, strict=True))
+    other = prompt_of(model.prompts, drawn(4, SIZES)[3:])
+    check_bits(model.worker, prompt, other)
 
 
 @pytest.mark.slow

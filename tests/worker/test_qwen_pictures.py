@@ -26,7 +26,17 @@ from headrace.text import load_tokenizer
 from headrace.worker import Worker
 from headrace.worker.turns import turns_of
 from tiny.qwen_chat import KINDS, PLACE, make, processor
-from tiny.seeing_worker import TOKENS, Prompt, answer, drawn, encode, prompt_of, worker_of
+from tiny.seeing_worker import (
+    Prompt,
+    answer,
+    check_answer,
+    check_bits,
+    drawn,
+    encode,
+    greedy,
+    prompt_of,
+    worker_of,
+)
 
 SIZES = ((70, 40), (1, 1), (33, 96), (64, 64), (4, 200), (31, 32), (90, 89), (1, 200), (96, 12))
 LAYERS = {"qwen2_vl": 2, "qwen2_5_vl": 3, "qwen3_vl": 4, "qwen3_vl_moe": 4}
@@ -113,35 +123,14 @@ def test_rows_logits_and_tokens_are_those_of_transformers(model: Seeing, count: 
     assert rows.shape == wanted.shape
     assert np.abs(rows - wanted).max() < 1e-4 * np.abs(wanted).max()
     with torch.no_grad():
-        out = model.oracle.generate(
-            **inputs,
-            max_new_tokens=TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-    tokens, told = answer(model.worker, prompt, len(prompt.ids))
-    assert tokens == out.sequences[0, len(prompt.ids) :].tolist()
-    for one, logits in zip(told, out.logits, strict=True):
-        scores = torch.log_softmax(logits[0], -1)
-        expected = scores[torch.tensor(one.top_ids)].numpy()
-        assert np.abs(np.array(one.top_logprobs) - expected).max() < 1e-4
+        out = greedy(model.oracle, **inputs)
+    check_answer(model.worker, prompt, out)
 
 
 def test_chunks_slices_and_others_change_no_bit(model: Seeing) -> None:
-    pictures = drawn(3, SIZES)
-    prompt = prompt_of(model.prompts, pictures)
-    rows = encode(model.worker, prompt)
-    whole = answer(model.worker, prompt, len(prompt.ids))
-    for chunk in (1, 7, 64):
-        assert answer(model.worker, prompt, chunk) == whole
+    prompt = prompt_of(model.prompts, drawn(3, SIZES))
     other = prompt_of(model.prompts, drawn(4, SIZES)[3:])
-    assert model.worker.encoder is not None
-    model.worker.encoder.forget()
-    encode(model.worker, other)
-    again = encode(model.worker, prompt, (1,) * 4)
-    assert all(np.array_equal(one, two) for one, two in zip(rows, again, strict=True))
+    check_bits(model.worker, prompt, other, slices=5)
 
 
 def test_the_reference_gives_the_same_rows(model: Seeing) -> None:

@@ -104,8 +104,8 @@ class Llama4Pictures(PictureArch):
             "axial",
             axes=(1,) * quarter + (0,) * quarter,
         )
-        given = {"eps": _EPS, "activation": "gelu", "rope": rope}
-        arch = tower_arch(tower, width, heads, 34, 5_632, side**2 + 1, **given)
+        sizes = width, heads, 34, 5_632, side**2 + 1
+        arch = tower_arch(tower, *sizes, eps=_EPS, activation="gelu", rope=rope)
         return cls(
             kind=str(config.get("model_type")),
             arch=arch,

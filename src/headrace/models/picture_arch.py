@@ -17,7 +17,7 @@ CHANNELS = 3
 MOST_PATCHES = 1 << 14
 """Most patches of a tile, all of which attend to all."""
 ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
-EXACT = dict(reversed(ACTIVATIONS.items()))
+EXACT: Mapping[str, Activation] = {"gelu": "gelu", **ACTIVATIONS}
 """The same, the exact one first."""
 
 

@@ -159,8 +159,7 @@ def _arch(tower: Fields, most: int) -> ModelArch:
             "head_dim",
             param="num_attention_heads",
         )
-    rope = tower.mapping("rope_parameters") or {}
-    turning = Fields(rope, f"{tower.where}: rope_parameters")
+    turning = Fields(tower.mapping("rope_parameters") or {}, f"{tower.where}: rope_parameters")
     turning.expect("rope_type", "axial", "default")
     theta = tower.number("rope_theta", 1.0, 1e12, 10_000.0)
     theta = turning.number("rope_theta", 1.0, 1e12, theta)
