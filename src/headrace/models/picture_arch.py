@@ -18,7 +18,7 @@ MOST_PATCHES = 1 << 14
 """Most patches of a tile, all of which attend to all."""
 ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 EXACT: Mapping[str, Activation] = {"gelu": "gelu", **ACTIVATIONS}
-"""The same, the exact one first."""
+"""`ACTIVATIONS` in the order that a config without one asks for: the exact one first."""
 
 
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
