@@ -207,7 +207,10 @@ def steady_run(
 def rate_of(options: RunOptions) -> float | None:
     """Return the rate of constant-rate arrivals; None for others."""
     kind, *numbers = (options.arrivals or "").split(":")
-    return float(numbers[0]) if kind in ("constant", "poisson", "gamma") else None
+    if kind not in ("constant", "poisson", "gamma"):
+        return None
+    parse_arrivals(options.arrivals or "")
+    return float(numbers[0])
 
 
 def settling(options: RunOptions, load: float) -> float:

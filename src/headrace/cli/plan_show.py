@@ -88,7 +88,8 @@ def show(question: PlanQuestion, found: Found, checked: list[Checked], *, verbos
             say(line, "dim")
     elif found.rejected:
         count = len(found.rejected)
-        say(f"{found.settings:,} settings; -v shows why {count} layouts are not chosen", "dim")
+        what = "1 layout is" if count == 1 else f"{count:,} layouts are"
+        say(f"{found.settings:,} settings; -v shows why {what} not chosen", "dim")
 
 
 def _table(question: PlanQuestion, checked: list[Checked]) -> Table:

@@ -7,19 +7,19 @@ const RATE = 24000;
 const LAST_WORDS = 8000; // Milliseconds that the end of what was said may take.
 const button = byId("speak");
 const message = byId("message");
+const keys = byId("keys");
+const written = [message.placeholder, keys.textContent];
 let session = null;
 
-/** Show what a model that hears can be asked: to listen, and nothing else. */
-export function offer(model) {
+/** Show what a model that hears can be asked: to listen, and nothing else. `alone`: none writes. */
+export function offer(model, alone) {
   const hears = model.task === "transcription";
   button.hidden = !hears;
-  for (const id of ["send", "settings", "open-settings", "show-code", "show-talks", "clear", "attach", "empty", "to-live"]) {
-    if (hears) byId(id).hidden = true;
-  }
-  if (hears) {
-    message.placeholder = "What you say into the microphone is written here";
-    byId("keys").textContent = "Speak begins and ends; the text can be changed and copied";
-  }
+  byId("chat").classList.toggle("hearing", hears);
+  byId("to-live").hidden = alone;
+  [message.placeholder, keys.textContent] = hears
+    ? ["What you say into the microphone is written here", "Speak begins and ends; the text can be changed and copied"]
+    : written;
 }
 
 function show(on) {
