@@ -16,6 +16,10 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
+
+from headrace.cli import models
+from headrace.loader.cache import CachedModel
 
 SMALL = ("--threads", "1", "--max-sequences", "4", "--kv-memory", "8MiB")
 
@@ -225,6 +229,22 @@ def test_models_lists_the_catalog(run: Any) -> None:
     for title in ("Chat", "Code", "Embeddings", "Reranking", "Speech to text"):
         assert f"\n{title}" in text
     assert "that are free here" in text
+
+
+def test_a_file_elsewhere_is_on_the_disk_or_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is not known: nobody says that it fits."""
+    (here := tmp_path / "here").write_text("")
+    found = [
+        CachedModel(str(path), "", "", 0, 0, False, path, packed=5)
+        for path in (here, tmp_path / "away")
+    ]
+    monkeypatch.setattr(models, "cached_models", lambda _: found)
+    rows = CliRunner().invoke(models.command, []).stdout.replace("\n", "")
+    assert "fits " not in rows.partition("fits: ")[0]
+    assert "on disk" in rows
+    assert "gone" in rows
 
 
 def test_serve_without_a_model_proposes_one(run: Any) -> None:

@@ -200,9 +200,12 @@ def test_each_model_beside_others_is_asked_by_what_it_takes(visit: Callable[...,
         tab.wait_for_selector("#models:not([hidden])")
         options = "all => all.map((one) => one.value)"
         assert tab.eval_on_selector_all("#models option", options) == ["fake", "ears"]
-        assert tab.is_visible("#send") and tab.is_hidden("#hear")
+        assert tab.is_visible("#send")
+        assert tab.is_hidden("#hear")
         tab.select_option("#models", "ears")
-        assert tab.is_hidden("#send") and tab.is_visible("#hear") and tab.is_visible("#to-live")
+        assert tab.is_hidden("#send")
+        assert tab.is_visible("#hear")
+        assert tab.is_visible("#to-live")
         assert tab.locator("#language option").count() == 3
         tab.fill("#message", "words")
         tab.press("#message", "Enter")
@@ -210,7 +213,9 @@ def test_each_model_beside_others_is_asked_by_what_it_takes(visit: Callable[...,
         rows = tab.locator("#served li").all_inner_texts()
         assert rows[1] == "voice\ntext to speech · asked through the API"
         tab.click("#served button:has-text('fake')")
-        assert tab.is_visible("#send") and tab.is_hidden("#hear") and tab.is_hidden("#speak")
+        assert tab.is_visible("#send")
+        assert tab.is_hidden("#hear")
+        assert tab.is_hidden("#speak")
         assert tab.locator("#turns li").count() == 0
         assert tab.get_attribute("#message", "placeholder") == "Message"
 

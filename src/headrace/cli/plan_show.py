@@ -174,7 +174,8 @@ def _say_errors(say: Any, question: PlanQuestion, checked: list[Checked]) -> Non
         say(f"  {device}: rates, cost and TPOT {error} ({error.rows} {error.of})")
     first, pause = latency_error("ttft p99"), latency_error("itl p99")
     say(f"  TTFT p99 {first}, ITL p99 {pause} ({first.rows} {first.of})")
-    say(f"  efficiencies: {checked[0].candidate.hardware.efficiency.source}")
+    for source in dict.fromkeys(one.candidate.hardware.efficiency.source for one in checked):
+        say(f"  efficiencies: {source}")
 
 
 def _per_device(candidate: Candidate, demand: Demand) -> float:
