@@ -207,6 +207,11 @@ def test_each_model_beside_others_is_asked_by_what_it_takes(visit: Callable[...,
         assert tab.is_visible("#hear")
         assert tab.is_visible("#to-live")
         assert tab.locator("#language option").count() == 3
+        tab.route("**/v1/audio/transcriptions", partial(_send, "data: [DONE]\n\n"))
+        with tab.expect_request("**/v1/audio/transcriptions") as sent:
+            sound = {"name": "a.wav", "mimeType": "audio/wav", "buffer": b"RIFF"}
+            tab.set_input_files("#chooser", sound)
+        assert b'name="model"\r\n\r\nears' in sent.value.post_data_buffer
         tab.fill("#message", "words")
         tab.press("#message", "Enter")
         tab.click("#show-models")

@@ -9,11 +9,13 @@ const button = byId("speak");
 const message = byId("message");
 const keys = byId("keys");
 const written = [message.placeholder, keys.textContent];
+let asked = null; // The name of the model that hears.
 let session = null;
 
 /** Show what a model that hears can be asked: to listen, and nothing else. `alone`: none writes. */
 export function offer(model, alone) {
   const hears = model.task === "transcription";
+  asked = model.id;
   button.hidden = !hears;
   byId("chat").classList.toggle("hearing", hears);
   byId("to-live").hidden = alone;
@@ -35,7 +37,7 @@ function write(said, live) {
 async function listen() {
   const stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
   const audio = new AudioContext({ sampleRate: RATE });
-  const url = new URL("v1/realtime?intent=transcription", document.baseURI);
+  const url = new URL(`v1/realtime?intent=transcription&model=${encodeURIComponent(asked)}`, document.baseURI);
   url.protocol = url.protocol.replace("http", "ws");
   const secret = key();
   const socket = new WebSocket(url, ["realtime", ...(secret ? [`openai-insecure-api-key.${secret}`] : [])]);
