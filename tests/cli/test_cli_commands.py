@@ -179,8 +179,11 @@ def test_a_config_file_equals_flags(run: Any, model: Path, tmp_path: Path) -> No
 def test_explain_tells_memory_and_reasons(run: Any, model: Path) -> None:
     done = run("explain", str(model), "--threads", "1", "--kv-memory", "8MiB")
     assert done.returncode == 0, done.stderr
-    for word in ("KV pool", "weights", "device", "cpu", "llama", "set", "default"):
+    for word in ("KV pool", "weights", "device", "cpu", "llama", "set", "at their defaults:"):
         assert word in done.stdout
+    names = " ".join(done.stdout.partition("at their defaults:")[2].split())
+    assert "prefix_cache, policy" in names, "what nobody chose has no row"
+    assert not re.search("^prefix_cache ", done.stdout, re.MULTILINE)
     shown = json.loads(run("explain", str(model), "--json").stdout)
     assert sum(shown["memory"]["parts"].values()) == shown["memory"]["available"]
     decided = {decision["name"]: decision for decision in shown["decisions"]}
