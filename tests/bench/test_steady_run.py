@@ -7,6 +7,7 @@ import json
 import random
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,6 +246,28 @@ def test_a_table_has_a_row_for_each_change() -> None:
     rows = done.stdout.splitlines()
     assert any(row.startswith("as asked") for row in rows)
     assert any(row.startswith("speculate=0.7") for row in rows)
+
+
+def test_the_question_stands_above_the_answer() -> None:
+    done = CliRunner().invoke(command, [*CHANGED, "--replicas", "2"])
+    assert done.exit_code == 0, done.output
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("llama-3.1-8b, fixed 100/20 tokens, poisson:2; 2 × H100, weights ")
+
+
+@pytest.mark.parametrize("arrivals", ["poisson", "poisson:", "constant:x", "gamma:0:1"])
+def test_arrivals_without_a_rate_are_refused(arrivals: str) -> None:
+    done = CliRunner().invoke(command, [*CHANGED, "--arrivals", arrivals])
+    assert isinstance(done.exception, HeadraceError)
+    assert done.exception.param == "arrivals"
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "report.html"
+    done = CliRunner().invoke(command, [*CHANGED, "--html", str(path)])
+    assert isinstance(done.exception, HeadraceError)
+    assert done.exception.param == "html"
+    assert "req/s" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def test_azure_and_burstgpt(tmp_path: Path) -> None:
         ("burstgpt", "", "lacks the column"),
         ("mooncake", '{"timestamp": 1}\n', "line 1"),
         ("mooncake", '{"timestamp": 1, "input_', "line 1"),
+        ("prompts", "Why is rain wet?\n", r'line 1: it is no JSON.*\{"text"'),
         ("sharegpt", "{}", "expected a list"),
         ("sharegpt", '[{"id": 1}]', "entry 0"),
         ("sharegpt", "[half", "not JSON"),

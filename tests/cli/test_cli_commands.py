@@ -16,6 +16,10 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
+
+from headrace.cli import models
+from headrace.loader.cache import CachedModel
 
 SMALL = ("--threads", "1", "--max-sequences", "4", "--kv-memory", "8MiB")
 
@@ -175,8 +179,11 @@ def test_a_config_file_equals_flags(run: Any, model: Path, tmp_path: Path) -> No
 def test_explain_tells_memory_and_reasons(run: Any, model: Path) -> None:
     done = run("explain", str(model), "--threads", "1", "--kv-memory", "8MiB")
     assert done.returncode == 0, done.stderr
-    for word in ("KV pool", "weights", "device", "cpu", "llama", "set", "default"):
+    for word in ("KV pool", "weights", "device", "cpu", "llama", "set", "at their defaults:"):
         assert word in done.stdout
+    names = " ".join(done.stdout.partition("at their defaults:")[2].split())
+    assert "prefix_cache, policy" in names, "what nobody chose has no row"
+    assert not re.search("^prefix_cache ", done.stdout, re.MULTILINE)
     shown = json.loads(run("explain", str(model), "--json").stdout)
     assert sum(shown["memory"]["parts"].values()) == shown["memory"]["available"]
     decided = {decision["name"]: decision for decision in shown["decisions"]}
@@ -225,6 +232,22 @@ def test_models_lists_the_catalog(run: Any) -> None:
     for title in ("Chat", "Code", "Embeddings", "Reranking", "Speech to text"):
         assert f"\n{title}" in text
     assert "that are free here" in text
+
+
+def test_a_file_elsewhere_is_on_the_disk_or_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is not known: nobody says that it fits."""
+    (here := tmp_path / "here").write_text("")
+    found = [
+        CachedModel(str(path), "", "", 0, 0, False, path, packed=5)
+        for path in (here, tmp_path / "away")
+    ]
+    monkeypatch.setattr(models, "cached_models", lambda _: found)
+    rows = CliRunner().invoke(models.command, []).stdout.replace("\n", "")
+    assert "fits " not in rows.partition("fits: ")[0]
+    assert "on disk" in rows
+    assert "gone" in rows
 
 
 def test_serve_without_a_model_proposes_one(run: Any) -> None:

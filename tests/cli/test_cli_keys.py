@@ -23,7 +23,7 @@ def test_a_key_is_made_listed_and_removed(run: Any, tmp_path: Path) -> None:
     ops = accounts.find(operator)
     assert ops is not None
     assert ops.key.role == "operator"
-    listed = run("keys", "list", "--file", str(file)).stdout
+    listed = run("keys", "list", "--keys", str(file)).stdout
     assert "team-a" in listed
     assert "sha256" not in listed
     again = run("keys", "add", "ops", "--file", str(file))

@@ -53,6 +53,28 @@ def test_a_time_without_a_unit_is_refused_by_name(text: str) -> None:
     assert caught.value.param == "ttft"
 
 
+def test_a_limit_that_nothing_keeps_ends_as_a_missed_slo() -> None:
+    done = CliRunner().invoke(command, [*SMALL, "--devices", "1xH100", "--tpot", "1us"])
+    assert done.exit_code == 3, done.output
+    assert "no layout keeps these limits" in done.stderr
+    assert "USD an hour" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_planning(tmp_path: Path) -> None:
+    (taken := tmp_path / "file").write_text("")
+    flags = ["--devices", "1xH100", "--launch", str(taken)]
+    done = CliRunner().invoke(command, [*SMALL, *flags])
+    assert isinstance(done.exception, OptionError)
+    assert done.exception.param == "launch"
+    assert "planning" not in done.stderr
+
+
+def test_a_near_name_stands_alone() -> None:
+    done = CliRunner().invoke(command, ["llama-3.1-8", "--devices", "1xH100"])
+    assert isinstance(done.exception, HeadraceError)
+    assert done.exception.message.endswith("did you mean llama-3.1-8b?")
+
+
 def test_an_slo_and_a_bare_number_use_the_same_parser() -> None:
     assert parse_seconds("3", "restart", bare=True) == 3
     limits = parse_slo("ttft:p99<1.5s,tpot:p95<80ms,itl<500us").limits

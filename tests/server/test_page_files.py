@@ -162,6 +162,46 @@ def test_the_models_are_listed_with_what_they_take(visit: Callable[..., Any]) ->
     visit(work)
 
 
+def test_each_model_beside_others_is_asked_by_what_it_takes(visit: Callable[..., Any]) -> None:
+    """Speech to text is chosen as a chat is, and left again; a voice answers no message."""
+    writer = {"id": "fake", "max_model_len": 512, "input_modalities": ["text"]}
+    ears = {"id": "ears", "max_model_len": 448, "input_modalities": ["audio"]}
+    voice = {"id": "voice", "max_model_len": 0, "input_modalities": ["text"], "task": "speech"}
+    ears |= {"task": "transcription", "languages": ["de", "en"]}
+
+    def work(tab: Any) -> None:
+        tab.route("**/v1/models", partial(_send, json.dumps({"data": [ears, voice, writer]})))
+        tab.reload()
+        tab.wait_for_selector("#models:not([hidden])")
+        options = "all => all.map((one) => one.value)"
+        assert tab.eval_on_selector_all("#models option", options) == ["fake", "ears"]
+        assert tab.is_visible("#send")
+        assert tab.is_hidden("#hear")
+        tab.select_option("#models", "ears")
+        assert tab.is_hidden("#send")
+        assert tab.is_visible("#hear")
+        assert tab.is_visible("#to-live")
+        assert tab.locator("#language option").count() == 3
+        tab.route("**/v1/audio/transcriptions", partial(_send, "data: [DONE]\n\n"))
+        with tab.expect_request("**/v1/audio/transcriptions") as sent:
+            sound = {"name": "a.wav", "mimeType": "audio/wav", "buffer": b"RIFF"}
+            tab.set_input_files("#chooser", sound)
+        assert b'name="model"\r\n\r\nears' in sent.value.post_data_buffer
+        tab.fill("#message", "words")
+        tab.press("#message", "Enter")
+        tab.click("#show-models")
+        rows = tab.locator("#served li").all_inner_texts()
+        assert rows[1] == "voice\ntext to speech · asked through the API"
+        tab.click("#served button:has-text('fake')")
+        assert tab.is_visible("#send")
+        assert tab.is_hidden("#hear")
+        assert tab.is_hidden("#speak")
+        assert tab.locator("#turns li").count() == 0
+        assert tab.get_attribute("#message", "placeholder") == "Message"
+
+    visit(work)
+
+
 def test_a_busy_machine_is_said(visit: Callable[..., Any]) -> None:
     """Only the share is the test's own: what others use here and now is not the test's to say."""
 

@@ -30,6 +30,7 @@ import numpy as np
 
 from ..engine.simulator.sim import Cluster
 from ..engine.simulator.sim_replica import Replica
+from .arrivals import parse_arrivals
 from .material import AnyIds
 from .metrics import Limit, Run, request_values
 from .options import RunOptions
@@ -205,9 +206,12 @@ def steady_run(
 
 
 def rate_of(options: RunOptions) -> float | None:
-    """Return the rate of constant-rate arrivals; None for others."""
+    """Return the rate of constant-rate arrivals; None for others. Raises `InvalidRequest`."""
     kind, *numbers = (options.arrivals or "").split(":")
-    return float(numbers[0]) if kind in ("constant", "poisson", "gamma") else None
+    if kind not in ("constant", "poisson", "gamma"):
+        return None
+    parse_arrivals(options.arrivals or "")
+    return float(numbers[0])
 
 
 def settling(options: RunOptions, load: float) -> float:

@@ -265,4 +265,6 @@ def _joined(parts: list[Any], length: int, output: int) -> Turn:
 
 def _bad(path: Path, number: int, error: Exception) -> InvalidRequest:
     what = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
+    if isinstance(error, json.JSONDecodeError):
+        what = 'it is no JSON; a line is an object, in prompts such as {"text": "Why is rain wet?"}'
     return InvalidRequest(f"{path}, line {number}: {what}", param="trace")

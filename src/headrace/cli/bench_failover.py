@@ -76,9 +76,9 @@ def failover_command(
 
 
 def _lines(found: Failover) -> list[str]:
-    moved = "" if found.moved is None else f", {found.moved:.0f} moved to another server"
+    moved = "" if found.moved is None else f"; its {found.moved:.0f} moved to another"
     lines = [
-        f"a server died under {found.in_work} of {found.streams} streams{moved}",
+        f"a server died while {found.in_work} of {found.streams} streams ran{moved}",
         f"{found.equal} answers equal the undisturbed ones, {found.unlike} differ, "
         f"{found.streams - found.equal - found.unlike} did not come whole",
         f"longest pause {found.pause:.2f} s (undisturbed {found.usual:.2f} s)",

@@ -71,7 +71,9 @@ def show(
     console = Console(highlight=False, markup=False)
     for one in found:
         console.print(Text.assemble((one.files.name, "bold"), "  ", _described(one.files)))
-        console.print(_decided(one, server if one is found[0] else None))
+        table, left = _decided(one, server if one is found[0] else None)
+        console.print(table)
+        console.print(f"at their defaults: {', '.join(left)}")
         console.print(_memory(one.memory))
     if (busy := busy_words(others.share())) is not None:
         console.print(f"now: {busy}", soft_wrap=True)
@@ -127,8 +129,9 @@ def _open(choice: ModelChoice, bars: ProgressLine, *, shared: bool) -> _Explaine
     )
 
 
-def _decided(one: _Explained, server: ServerOptions | None) -> Table:
-    table = _table("option", "value", "why")
+def _decided(one: _Explained, server: ServerOptions | None) -> tuple[Table, list[str]]:
+    """Return what was decided or set, and the names of the other options."""
+    table, left = _table("option", "value", "why"), []
     decided = {decision.name: decision for decision in one.decisions}
     for record in (one.options, server):
         if record is None:
@@ -138,11 +141,13 @@ def _decided(one: _Explained, server: ServerOptions | None) -> Table:
             value = getattr(record, spec.name)
             if decision is not None:
                 table.add_row(spec.name, decision.value, decision.reason)
+            elif value == spec.default:
+                left.append(spec.name)
             else:
-                table.add_row(spec.name, str(value), "default" if value == spec.default else "set")
+                table.add_row(spec.name, str(value), "set")
     for decision in decided.values():
         table.add_row(decision.name, decision.value, decision.reason)
-    return table
+    return table, left
 
 
 def _described(files: ModelFiles) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from ..base.errors import OptionError
 
 Named = Mapping[str, Any]
 """Something for each field name."""
@@ -86,3 +90,13 @@ def with_flags(
         return run
 
     return decorate
+
+
+def writable(path: Path | None, name: str) -> None:
+    """Raise `OptionError` if a result cannot be written to this file: before the work, not after.
+
+    `name`: the option's.
+    """
+    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        why = "it is a folder" if path.is_dir() else f"{path.parent} is no folder to write into"
+        raise OptionError(f"{path} cannot be written: {why}", param=name)

@@ -21,7 +21,7 @@ command = typer.Typer(
     help="API keys of a server. The file holds hashes: a key is shown once, when it is made.",
 )
 
-File = Annotated[Path, flag("The file that serve --keys reads.", "--file")]
+File = Annotated[Path, flag("The file that serve --keys reads.", "--keys", "--file")]
 Name = Annotated[str, argument("Name of the key: who it is for.", show_default=False)]
 DEFAULT_FILE = Path("headrace-keys.toml")
 

@@ -78,13 +78,16 @@ def _table(found: list[CachedModel], free: int, speeds: dict[str, float] | None)
             table.add_row(Text(title, style="bold"))
         for model in models:
             fits = "fits" if model.memory <= free else "–"
+            if not task and not model.cached:  # A file elsewhere, whose repacked weights are kept.
+                fits = "on disk" if Path(model.name).exists() else "gone"
             state = "on disk" if model.complete else size(model.cached) if model.cached else fits
             memory = size(model.memory) if model.memory else "–"
             if speeds is None:
                 cell = size(model.packed) if model.packed else "–"
             else:
                 cell = f"{speeds[model.name]:.3g}" if model.name in speeds else "–"
-            table.add_row(model.name, size(model.size), memory, state, cell, model.licence)
+            whole = size(model.size) if model.size else "–"
+            table.add_row(model.name, whole, memory, state, cell, model.licence)
     return table
 
 

@@ -18,7 +18,8 @@ from typing import Annotated
 import typer
 
 from ..base.config import parse_seconds
-from ..base.errors import HeadraceError, InvalidRequest, one_of
+from ..base.errors import InvalidRequest, OptionError, file_errors, one_of
+from ..bench.compare import MISSED
 from ..bench.material import Material
 from ..bench.options import RunOptions
 from ..bench.run import make_sessions
@@ -150,6 +151,9 @@ def plan(
         raise InvalidRequest(f"devices asks for the rate: leave out --{other}", param="devices")
     if devices is not None and hardware != "all":
         raise InvalidRequest("devices names the hardware: leave out --hardware", param="devices")
+    if launch is not None:
+        with file_errors(OptionError, f"{launch} cannot be written", "launch"):
+            launch.mkdir(parents=True, exist_ok=True)
     described = describe_model(model)
     counts = None if devices is None else parse_devices(devices)
     hardwares = _hardwares(hardware if counts is None else ",".join(counts))
@@ -196,7 +200,9 @@ def plan(
     elif start is None or best is None:
         show(question, found, checked, verbose=verbose)
     if best is None:
-        raise HeadraceError(impossible(found, checked, demand), param="ttft")
+        why = impossible(found, checked, demand, question.source.currency)
+        print(f"error: {why}", file=sys.stderr)
+        raise typer.Exit(MISSED)
     if start is not None:
         print(launch_text(start, question, best.candidate), end="")
     if launch is not None:
@@ -326,7 +332,7 @@ def _most(
     return made[-1] if made[-1].kept else made[0]
 
 
-def impossible(found: Found, checked: list[Checked], demand: Demand) -> str:
+def impossible(found: Found, checked: list[Checked], demand: Demand, currency: str) -> str:
     """Explain why no candidate meets the limits, and name the nearest one."""
     if checked:
         near = min(checked, key=lambda one: one.ttft + one.tpot)
@@ -343,7 +349,7 @@ def impossible(found: Found, checked: list[Checked], demand: Demand) -> str:
         f"no layout keeps these limits for {demand.input_tokens:,} + {demand.output_tokens:,} "
         f"tokens; the nearest is {near_} in {near_.case.weights.name}: TTFT "
         f"{near_.ttft * 1e3:.0f} ms, TPOT {near_.tpot * 1e3:.1f} ms, ITL {near_.itl * 1e3:.1f} ms, "
-        f"{near_.price_per_hour:.2f} per hour"
+        f"{near_.price_per_hour:.2f} {currency} an hour"
     )
 
 

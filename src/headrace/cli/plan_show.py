@@ -88,7 +88,8 @@ def show(question: PlanQuestion, found: Found, checked: list[Checked], *, verbos
             say(line, "dim")
     elif found.rejected:
         count = len(found.rejected)
-        say(f"{found.settings:,} settings; -v shows why {count} layouts are not chosen", "dim")
+        what = "1 layout is" if count == 1 else f"{count:,} layouts are"
+        say(f"{found.settings:,} settings; -v shows why {what} not chosen", "dim")
 
 
 def _table(question: PlanQuestion, checked: list[Checked]) -> Table:
@@ -173,7 +174,8 @@ def _say_errors(say: Any, question: PlanQuestion, checked: list[Checked]) -> Non
         say(f"  {device}: rates, cost and TPOT {error} ({error.rows} {error.of})")
     first, pause = latency_error("ttft p99"), latency_error("itl p99")
     say(f"  TTFT p99 {first}, ITL p99 {pause} ({first.rows} {first.of})")
-    say(f"  efficiencies: {checked[0].candidate.hardware.efficiency.source}")
+    for source in dict.fromkeys(one.candidate.hardware.efficiency.source for one in checked):
+        say(f"  efficiencies: {source}")
 
 
 def _per_device(candidate: Candidate, demand: Demand) -> float:

@@ -46,7 +46,7 @@ from ..roofline.hardware import Hardware
 from ..roofline.machine import this_hardware
 from ..roofline.step import StepModel
 from ..worker import Worker
-from .flags import argument, flag
+from .flags import argument, flag, writable
 
 EAGER = (
     "operators are of a second run of as many such requests, one after the other: on a GPU without "
@@ -70,6 +70,8 @@ def profile(
 ) -> None:
     """Run a model here; show the time of its steps and operators with the roofline's prediction and
     limit."""
+    for path, name in ((out, "out"), (html, "html"), (as_json, "json"), (steps, "steps")):
+        writable(path, name)
     console = Console(highlight=False, markup=False)
     files = open_model(model)
     options = EngineOptions(

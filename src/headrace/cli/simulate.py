@@ -21,7 +21,7 @@ from ..bench.report import html_report
 from ..engine.simulator.sim_replica import ReplicaSpec
 from ..obs.progress import StatusLine
 from .bench_flags import with_run_flags
-from .flags import argument, flag, with_flags
+from .flags import argument, flag, with_flags, writable
 from .simulate_engines import Engines, show_changes
 
 
@@ -59,6 +59,7 @@ def simulate(
     Ramp and drain are not counted. Exit status: 3 if the SLO is missed, 4 if the figures depend on
     the length of the run.
     """
+    writable(html, "html")
     engines = replace(engines, model=model)
     every = [("as asked", engines), *((text, engines.changed(text)) for text in change or [])]
     spec, begin = engines.spec(), time.perf_counter()
@@ -73,6 +74,7 @@ def simulate(
         more = dict(results[1:])
         print(json.dumps({**result, "changes": more} if more else result))
     else:
+        console.print(_asked(engines, spec, options), soft_wrap=True)
         _show(console, result, spec, time.perf_counter() - begin)
         if change:
             show_changes(console, results)
@@ -85,8 +87,26 @@ def simulate(
         raise typer.Exit(INVALID_RUN)
 
 
+def _span(shares: list[float]) -> str:
+    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    return low if low == high else f"{low} to {high}"
+
+
 def _of_change(said: StatusLine, name: str, part: str) -> None:
     said(f"{name}: {part}")
+
+
+def _asked(engines: Engines, spec: ReplicaSpec, options: RunOptions) -> str:
+    """Return the question in a line: model, load and engines."""
+    load = options.arrivals or f"{options.concurrency:,} users"
+    lengths = f"{options.trace or options.workload} {options.input}/{options.output}"
+    many = f"{engines.replicas} × " if engines.replicas > 1 else ""
+    weights, cache = spec.case.weights.name, spec.case.kv_dtype
+    layout = "" if engines.layout == "1" else f", {engines.layout}"
+    return (
+        f"{engines.model}, {lengths} tokens, {load}; {many}{spec.hardware.name}{layout}, "
+        f"weights {weights}, KV {cache}"
+    )
 
 
 def _show(console: Console, result: dict[str, Any], spec: ReplicaSpec, spent: float) -> None:
@@ -97,8 +117,8 @@ def _show(console: Console, result: dict[str, Any], spec: ReplicaSpec, spent: fl
         f"counted: {steady['requests']:,} requests from {steady['from']:,.1f} s to "
         f"{steady['to']:,.1f} s of virtual time; ramp and drain, {steady['left_out']:,} requests, "
         f"are left out ({spent:.1f} s)\n"
-        f"{extra['steps']:,} steps of {extra['replicas']} engines, busy {min(extra['busy']):.0%} "
-        f"to {max(extra['busy']):.0%}; prefix hits {extra['prefix_hit_rate']:.0%} of looked-up "
+        f"{extra['steps']:,} steps, engines at work {_span(extra['busy'])} of the "
+        f"time; prefix hits {extra['prefix_hit_rate']:.0%} of looked-up "
         f"tokens; {extra['preemptions']} preemptions\n"
         f"efficiencies: {spec.hardware.efficiency.source}",
         soft_wrap=True,

@@ -376,6 +376,8 @@ class ServerProcess:
         addresses = [f"{scheme}://{_address(listener)}" for listener in sockets]
         phases = " · ".join(f"{name} {took:.2f}" for name, took in engine.phases.items())
         name = self._options.served_name or engine.model_name
+        if self._programs is not None and self._programs is not engine:
+            name = ", ".join([name, *self._programs.programs])
         for address in addresses[1:]:
             self._announce(f"operator: {address}")
         self._announce(f"ready: {name} on {addresses[0]} after {seconds:.2f} s ({phases})")

@@ -85,7 +85,7 @@ def describe_model(name: str) -> Described:
         raise
     except ModelNotFound as error:
         near = nearest(name.lower(), [*KNOWN, *CATALOG])
-        more = f"{near}; known without a file: {', '.join(KNOWN)}; or a config.json"
+        more = near or f"; known without a file: {', '.join(KNOWN)}; or a config.json"
         said = error.message.partition("; did you mean")[0]
         raise ModelNotFound(said + more, param="model") from None
     return Described(files.arch, stored_weights(files), "file", files)

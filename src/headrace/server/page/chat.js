@@ -369,6 +369,7 @@ function again() {
 }
 
 function submit(text) {
+  if (byId("chat").classList.contains("hearing")) return;
   if (!(text.trim() || files.any()) || running || settings.options() === null) return;
   settings.openSettings(false);
   // An answer that failed without a word is not part of the conversation.

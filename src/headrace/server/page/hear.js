@@ -68,6 +68,7 @@ export async function take([file]) {
   const translate = byId("translate").checked;
   const language = byId("language").value;
   if (language) form.append("language", language);
+  form.append("model", model.id);
   form.append("response_format", "verbose_json");
   form.append("stream", "true");
   form.append("file", file);

@@ -8,7 +8,6 @@ import * as files from "./files.js";
 import * as hear from "./hear.js";
 import { offerModels } from "./models.js";
 import * as settings from "./settings.js";
-import * as speak from "./speak.js";
 
 function route() {
   const live = location.hash === "#live";
@@ -38,11 +37,9 @@ async function follow() {
       // The models first: a user's key opens them, the statistics are the operator's. Adapters
       // come and go while the server runs.
       const served = (await (await call("v1/models", { quietly: known })).json()).data;
-      const writers = served.filter((model) => !["embedding", "transcription"].includes(model.task));
-      const models = writers.length ? writers : served;
-      offerModels(models);
-      speak.offer(models[0]);
-      hear.offer(models[0]);
+      const asked = served.filter((model) => !model.task || model.task === "transcription");
+      const models = asked.length ? asked.sort((a, b) => (a.task === "transcription") - (b.task === "transcription")) : served;
+      offerModels(models, served);
       if (!known) {
         known = true;
         if (models[0].task !== "transcription") board.facts().then((server) => settings.offer(server?.features ?? ["grammar"]));

@@ -7,19 +7,21 @@ const RATE = 24000;
 const LAST_WORDS = 8000; // Milliseconds that the end of what was said may take.
 const button = byId("speak");
 const message = byId("message");
+const keys = byId("keys");
+const written = [message.placeholder, keys.textContent];
+let asked = null; // The name of the model that hears.
 let session = null;
 
-/** Show what a model that hears can be asked: to listen, and nothing else. */
-export function offer(model) {
+/** Show what a model that hears can be asked: to listen, and nothing else. `alone`: none writes. */
+export function offer(model, alone) {
   const hears = model.task === "transcription";
+  asked = model.id;
   button.hidden = !hears;
-  for (const id of ["send", "settings", "open-settings", "show-code", "show-talks", "clear", "attach", "empty", "to-live"]) {
-    if (hears) byId(id).hidden = true;
-  }
-  if (hears) {
-    message.placeholder = "What you say into the microphone is written here";
-    byId("keys").textContent = "Speak begins and ends; the text can be changed and copied";
-  }
+  byId("chat").classList.toggle("hearing", hears);
+  byId("to-live").hidden = alone;
+  [message.placeholder, keys.textContent] = hears
+    ? ["What you say into the microphone is written here", "Speak begins and ends; the text can be changed and copied"]
+    : written;
 }
 
 function show(on) {
@@ -35,7 +37,7 @@ function write(said, live) {
 async function listen() {
   const stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
   const audio = new AudioContext({ sampleRate: RATE });
-  const url = new URL("v1/realtime?intent=transcription", document.baseURI);
+  const url = new URL(`v1/realtime?intent=transcription&model=${encodeURIComponent(asked)}`, document.baseURI);
   url.protocol = url.protocol.replace("http", "ws");
   const secret = key();
   const socket = new WebSocket(url, ["realtime", ...(secret ? [`openai-insecure-api-key.${secret}`] : [])]);
