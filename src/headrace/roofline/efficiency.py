@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +86,21 @@ CPU_EFFICIENCY = Efficiency(
 """Used until `headrace roofline --measure` has fitted a machine's own. Fitted with no share above
 one on the steps of `benchmarks/results/cpu_limit.json` and `cpu_truth.json` (median errors 5 and 6
 %)."""
+PRODUCTS = "products measured in a moment, the rest assumed"
+LEAST_SHARE = 0.1
+"""Share below which a measurement was disturbed."""
+
+
+def of_products(few: float, many: float, float32: float) -> Efficiency:
+    """Return a CPU's efficiency with measured shares of its products: of the bandwidth with few
+    rows, and of the rate with many in int8 and in fp32. What is assumed was fitted to VNNI: without
+    it products in int8 reach half of their rate, and those in fp32 all of it."""
+    few, many, float32 = (min(max(share, LEAST_SHARE), 1.0) for share in (few, many, float32))
+    known = CPU_EFFICIENCY.curves
+    curves = {
+        "product/few": replace(known["product/few"], compute=many, memory=few),
+        "product/many": replace(known["product/many"], compute=many),
+        "product/float32": replace(known["product/many"], compute=float32),
+    }
+    made = replace(CPU_EFFICIENCY, product_compute=many, source=PRODUCTS)
+    return replace(made, curves=known | curves)
