@@ -31,7 +31,7 @@ READ = 0x3C
 """Each byte of what is read: as weights they are plain numbers in fp16, fp32 and codes."""
 SIZE = 512
 ROWS, OUTPUTS = 64, 2048
-"""Of a product that computing bounds."""
+"""Rows and outputs of a product that is bound by its computing."""
 SECONDS = 0.12
 """For each figure: long enough that a round falls between others' turns on a busy machine."""
 RETRIES = 3

@@ -127,7 +127,7 @@ class Load:
 
 @dataclass(slots=True)
 class Course:
-    """What a load saw, in virtual seconds."""
+    """Times of a load, in virtual seconds."""
 
     requests: list[float] = field(default_factory=list)
     """Time of each request."""
@@ -158,8 +158,9 @@ class ModelsAtOnce:
             for place, (options, files) in enumerate(models):
                 coming = [one for _, one in models[place + 1 :]]
                 beside = beside_of([one.memory for one in built], coming, keep)
-                plain = {"depth": 1, "speculate": "off", "context_cache": "0"}
-                options = replace(options, device="cpu", **plain)
+                options = replace(
+                    options, device="cpu", depth=1, speculate="off", context_cache="0"
+                )
                 built.append(build(options, files, worker=WORKER, beside=beside))
         except BaseException:
             self.close()
@@ -183,8 +184,8 @@ class ModelsAtOnce:
         """Load of each request in work."""
 
     def run(self, loads: Sequence[Load], seconds: float) -> list[Course]:
-        """Begin requests for so many virtual seconds; return what each load saw, all of whose
-        requests have then ended."""
+        """Begin requests for so many virtual seconds; return the course of each load, all of
+        whose requests have then ended."""
         clock, core, loop = self.clock, self.core, self._loop
         courses = [Course(began=clock.now) for _ in loads]
         end = clock.now + seconds
