@@ -46,10 +46,16 @@ class Efficiency:
     """Per operator call; a replayed graph leaves about this much between kernels."""
     step_seconds: float = 0.5e-3
     """Per step: inputs, sampling, and the part of scheduling that is not overlapped."""
+    admitting_seconds: float = 0.0
+    """Per step in addition, unless each of its tokens samples: rows that come, and their inputs."""
     source: str = "assumed"
     curves: dict[str, Curve] = field(default_factory=dict)
     """Curve by class of operator (`step.curve_names`), fitted on measured operators of every size.
     A class without one has the shares above."""
+
+    def around(self, tokens: int, samples: int) -> float:
+        """Return the fixed seconds of a step."""
+        return self.step_seconds + self.admitting_seconds * (samples < tokens)
 
     def curve(self, kind: str, names: tuple[str, ...] = ()) -> Curve:
         """Return the first of these classes that has a curve of its own, else the kind's shares."""
@@ -75,6 +81,7 @@ CPU_EFFICIENCY = Efficiency(
     vector_memory=1.0,
     launch_seconds=0.3e-6,
     step_seconds=0.1e-3,
+    admitting_seconds=0.7e-3,
     curves={
         "product/few": Curve(0.72, 1.0, floor_seconds=0.3e-6),
         "product/many": Curve(0.71, 0.91, floor_seconds=0.3e-6),
