@@ -14,7 +14,8 @@ second chat, with one sound of ten seconds after the other. Each load runs
 
 `--share`: next to those, `paced_alone` and `paced_together`, in which each load begins a request
 every 1/share of the time that one took alone: the device has time for all. `priced`: predicted over
-measured seconds of each model's steps in the second, and of all, by `/metrics`.
+measured seconds of each model's steps in the second, and of all, by `/metrics`. `simulated`: the
+paced loads as `headrace simulate` predicts them.
 
 A gap is the time between two pieces of a stream, or of an embedding or a sound its whole request.
 Memory is the proportional set size of all processes below `headrace serve`, after the loads.
@@ -23,7 +24,6 @@ Memory is the proportional set size of all processes below `headrace serve`, aft
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import re
@@ -33,7 +33,6 @@ import subprocess
 import sys
 import threading
 import time
-import wave
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -42,6 +41,8 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
+
+from headrace.media.writing import to_pcm, wav_head
 
 CHATS = ("qwen2.5-coder-0.5b", "smollm2-135m")
 VECTORS, EARS = "all-minilm-l6-v2", "whisper-base"
@@ -126,14 +127,12 @@ def hear(url: str, model: str, clock: Clock, gaps: list[float]) -> None:
     """Transcribe ten seconds, again and again; note the seconds of each request."""
     t = np.arange(16_000 * 10) / 16_000
     samples = 0.3 * np.sin(2 * np.pi * (200 + 50 * np.sin(3 * t)) * t) * np.sin(4 * t)
-    held = io.BytesIO()
-    with wave.open(held, "wb") as file:
-        file.setparams((1, 2, 16_000, 0, "NONE", ""))
-        file.writeframes((samples * 32767).astype("<i2").tobytes())
+    pcm = to_pcm(samples.astype(np.float32))
+    sound = wav_head(16_000, len(pcm)) + pcm
     with httpx.Client(timeout=300) as client:
         for _ in clock.turns():
             begin = time.perf_counter()
-            form = {"files": {"file": held.getvalue()}, "data": {"model": model, "language": "en"}}
+            form = {"files": {"file": sound}, "data": {"model": model, "language": "en"}}
             client.post(f"{url}/v1/audio/transcriptions", **form).raise_for_status()
             gaps.append(time.perf_counter() - begin)
 
@@ -188,6 +187,14 @@ def seconds_of(url: str) -> dict[str, dict[str, float]]:
     return found
 
 
+def simulated(models: tuple[str, ...], share: float) -> Any:
+    """Return the gaps of the paced loads on virtual time."""
+    first, *others = (f"{model}:share={share}" for model in models)
+    command = [sys.executable, "-m", "headrace", "simulate", first, "--input=20", "--output=200"]
+    command += ["--json", *(f"--beside={one}" for one in others)]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)["models"]
+
+
 def run(models: tuple[str, ...], seconds: float, share: float) -> dict[str, Any]:
     found: dict[str, Any] = {"load_average": os.getloadavg()[0], "alone": {}, "memory": {}}
     with ExitStack() as stack:
@@ -211,6 +218,7 @@ def run(models: tuple[str, ...], seconds: float, share: float) -> dict[str, Any]
         }
         found["memory"]["together"] = memory(process)
         if EARS in models:
+            found["simulated"] = simulated(models, share)
             found["eight_chats"] = loads(dict.fromkeys(models[:2], url), seconds, chats=8)
             return found
         took, end = list[float](), threading.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,17 +18,19 @@ from headrace.base.spec import RequestSpec
 from headrace.engine.loop import calibration
 from headrace.engine.loop.build import build
 from headrace.engine.loop.calibration import calibrate_quickly, needs_calibration
+from headrace.kernels.cpu.library import Team, allocate
+from headrace.kernels.cpu.panels import packed_bytes
 from headrace.loader import open_model
-from headrace.roofline.efficiency import CPU_EFFICIENCY
+from headrace.roofline.efficiency import CPU_EFFICIENCY, of_products
 from headrace.roofline.hardware import Hardware
 from headrace.roofline.hardware_files import find_hardware, load_hardware, save_hardware
 from headrace.roofline.machine import calibration_path, this_hardware
 
 
 def machine(fp32: float, int8: float, bandwidth: float = 2e10) -> Hardware:
-    rates = {"float32": fp32, "int8": int8}
+    rates, efficiency = {"float32": fp32, "int8": int8}, of_products(0.9, 0.5, 0.95)
     return Hardware(
-        "CPU", rates, bandwidth, 2**34, kind="cpu", efficiency=CPU_EFFICIENCY, source="first start"
+        "CPU", rates, bandwidth, 2**34, kind="cpu", efficiency=efficiency, source="first start"
     )
 
 
@@ -163,6 +166,54 @@ def test_an_engine_predicts_from_its_first_start_on(
 def test_assumed_shares_are_todays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of an earlier version has what that assumed of its own kernels."""
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
-    kept = machine(1e11, 4e11, 1.2e10)
+    kept = machine(1e11, 4e11, 1.2e10).fitted(CPU_EFFICIENCY)
     save_hardware(kept.fitted(replace(CPU_EFFICIENCY, product_memory=0.37)), calibration_path())
     assert this_hardware("cpu") == kept
+
+
+def test_shares_are_those_of_our_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted: the bytes and operations of a call, over its time, over the ceiling."""
+    seconds = {"Q4_0": 0.01, "F32": 0.002, "few": 0.0}
+    calls: list[tuple[str, int]] = []
+    product = calibration.product
+
+    def noted(team: Team, kind: str, *given: Any) -> tuple[Any, int, float]:
+        made, size, work = product(team, kind, *given)
+        rows = given[1]
+        calls.append((kind, rows))
+        assert work == 2.0 * rows * 1024 * (size / packed_bytes(kind, (16, 1024)) * 16)
+        seconds["few"] = size / 1.5e10 if rows == 1 else seconds["few"]
+        made()  # It is a real product of real panels.
+        return (lambda: seconds["few" if rows == 1 else kind]), size, work
+
+    monkeypatch.setattr(calibration, "product", noted)
+    monkeypatch.setattr(calibration, "timed", lambda work: work())
+    monkeypatch.setattr(calibration, "best", lambda rate: rate())
+    monkeypatch.setattr(calibration, "of_products", lambda *found: found)
+    work = 2.0 * calibration.ROWS * calibration.OUTPUTS * 1024
+    rates = {"int8": 2 * work / 0.01, "float32": work / 0.002 / 0.96}
+    found = calibration.shares(Team(1), allocate(2**24), rates, 2e10)
+    assert calls == [("Q4_0", 1), ("Q4_0", calibration.ROWS), ("F32", calibration.ROWS)]
+    assert found == pytest.approx((0.75, 0.5, 0.96))
+
+
+def test_shares_of_a_disturbed_measurement_are_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "quick_hardware", lambda _n: machine(1e11, 4e11))
+    monkeypatch.setattr(calibration, "undisturbed", lambda _used, _offered: False)
+    found, alone = calibration.measured(1)
+    assert not alone
+    assert found.efficiency == CPU_EFFICIENCY
+    kept = calibration.better(found, machine(9e10, 3e11))
+    assert kept.efficiency == of_products(0.9, 0.5, 0.95)
+    assert kept.rates["float32"] == 1e11
+
+
+def test_what_a_version_without_measured_shares_kept_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    kept = replace(machine(1e11, 4e11), source=calibration.SOURCE)
+    save_hardware(kept, calibration_path())
+    assert not needs_calibration("cpu")
+    save_hardware(kept.fitted(CPU_EFFICIENCY), calibration_path())
+    assert needs_calibration("cpu")

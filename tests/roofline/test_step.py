@@ -13,7 +13,7 @@ from headrace.base.errors import InvalidRequest, NotFound, OptionError
 from headrace.base.layout import Layout
 from headrace.roofline.composition import compose, decode_step, prefill_step, verify_step
 from headrace.roofline.counts import Case
-from headrace.roofline.efficiency import Curve, Efficiency
+from headrace.roofline.efficiency import CPU_EFFICIENCY, Curve, Efficiency, of_products
 from headrace.roofline.fit import StepRecord, fit_efficiency, prediction_errors, read_records
 from headrace.roofline.hardware import DEVICES, Hardware
 from headrace.roofline.hardware_files import find_hardware, load_hardware, save_hardware
@@ -83,6 +83,44 @@ def verifying(hardware: Hardware, weights: WeightBytes) -> list[float]:
 
 
 FAST = Hardware("fast", {"float32": 1e15, "int8": 1e15}, 20e9, 16 * 10**9, kind="cpu")
+
+
+@pytest.mark.parametrize(("format", "rate", "share"), [("float32", 1e9, 0.95), ("Q8_0", 3e9, 0.5)])
+def test_products_reach_the_share_of_their_own_type(format: str, rate: float, share: float) -> None:
+    """Counted: the FLOPs of a prompt's products over the type's rate and its share."""
+    cpu = Hardware("C", {"float32": 1e9, "int8": 3e9}, 1e15, 2**36, kind="cpu")
+    cpu = cpu.fitted(of_products(0.8, 0.5, 0.95))
+    case = Case(QWEN_05B, WeightBytes(format), "float32", "float32")
+    found = step_time(case, cpu, prefill_step(QWEN_05B, [64]))
+    products = [one for one in found.operators if one.count.kind == "product"]
+    many = [one for one in products if one.count.rows == 64]
+    assert many
+    for one in many:
+        counted = one.count.flops * one.count.calls / (rate * share)
+        assert one.seconds == pytest.approx(counted, rel=1e-3), one.count.label
+
+
+def test_a_step_that_admits_has_a_fixed_price_of_its_own() -> None:
+    cpu = Hardware("C", {"float32": 1e12, "int8": 3e12}, 1e11, 2**36, kind="cpu")
+    case = Case(QWEN_05B, WeightBytes("Q8_0"), "float32", "float32")
+    known = cpu.fitted(replace(CPU_EFFICIENCY, admitting_seconds=0.5))
+    plain = cpu.fitted(replace(CPU_EFFICIENCY, admitting_seconds=0.0))
+    for step, more in (
+        (decode_step(QWEN_05B, 4, 100), 0.0),
+        (verify_step(QWEN_05B, 4, 100, 3), 0.0),
+        (prefill_step(QWEN_05B, [17]), 0.5),
+        (compose(QWEN_05B, [0, 50], [9, 1], 2), 0.5),
+    ):
+        assert step_time(case, known, step).seconds - step_time(
+            case, plain, step
+        ).seconds == pytest.approx(more)
+        found = StepModel(case, known).seconds(step)
+        assert found == pytest.approx(step_time(case, known, step).seconds)
+    records = [
+        StepRecord([0], [n], 1, StepModel(case, known).seconds(prefill_step(QWEN_05B, [n])))
+        for n in (5, 17, 64)
+    ]
+    assert prediction_errors(case, known, records)[1] < 1e-6
 
 
 def test_rows_of_one_pass_wait_for_their_weights_and_thirteen_do_not() -> None:

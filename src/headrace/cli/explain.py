@@ -81,7 +81,7 @@ def show(
 
 def _explained(chosen: Sequence[ModelChoice], *, quiet: bool) -> list[_Explained]:
     with ProgressLine(sys.stderr, enabled=not quiet) as bars:
-        opened = [_open(one, bars, shared=len(chosen) > 1) for one in chosen]
+        opened = [open_choice(one, bars, shared=len(chosen) > 1) for one in chosen]
     files = [one.files for one in opened]
     found: list[_Explained] = []
     for place, (serving, one, decided) in enumerate(opened):
@@ -104,19 +104,19 @@ def _disk(options: EngineOptions, files: ModelFiles) -> Decision:
     return Decision("disk", size(sum(path.stat().st_size for path in files.weights)), why)
 
 
-class _ExplainedFiles(NamedTuple):
+class OpenedChoice(NamedTuple):
     options: EngineOptions
     files: ModelFiles
     decisions: list[Decision]
     """Decisions in addition to those of every model."""
 
 
-def _open(choice: ModelChoice, bars: ProgressLine, *, shared: bool) -> _ExplainedFiles:
+def open_choice(choice: ModelChoice, bars: ProgressLine, *, shared: bool) -> OpenedChoice:
     """Open a model. Raises the errors of `own_options`, `find` and of the files."""
     options = choice.options
     where: dict[str, Any] = {"cache_dir": options.cache_dir, "offline": options.offline}
     if not hears(options.model, **where):
-        return _ExplainedFiles(options, open_model(options.model, progress=bars, **where), [])
+        return OpenedChoice(options, open_model(options.model, progress=bars, **where), [])
     # Local: imports the tokenizers, which no other explanation needs.
     from ..loader.whisper import open_transcription
 
@@ -124,7 +124,7 @@ def _open(choice: ModelChoice, bars: ProgressLine, *, shared: bool) -> _Explaine
     form = form_of(options)
     folder = find(options.model, progress=bars, **where)
     files = open_transcription(folder, coded=form.precision == "int8")
-    return _ExplainedFiles(
+    return OpenedChoice(
         engine_options(options, form), replace(files, name=options.model), form.decisions
     )
 

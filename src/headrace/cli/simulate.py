@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..base.errors import HeadraceError, file_errors
+from ..base.errors import HeadraceError, OptionError, file_errors
 from ..bench.compare import INVALID_RUN, MISSED
 from ..bench.live import show_result
 from ..bench.options import RunOptions
@@ -22,6 +22,7 @@ from ..engine.simulator.sim_replica import ReplicaSpec
 from ..obs.progress import StatusLine
 from .bench_flags import with_run_flags
 from .flags import argument, flag, with_flags, writable
+from .simulate_beside import play, show
 from .simulate_engines import Engines, show_changes
 
 
@@ -51,6 +52,15 @@ def simulate(
             metavar="NAME=VALUE",
         ),
     ] = None,
+    beside: Annotated[
+        list[str] | None,
+        flag(
+            "Another model in one server with it, on this machine, and its requests one after the "
+            "other, as in whisper-base:share=0.25 or all-minilm-l6-v2:input=17,at_once=8; repeat "
+            "it. The gaps of each alone and together are shown.",
+            metavar="MODEL[:NAME=VALUE,…]",
+        ),
+    ] = None,
     html: Annotated[Path | None, flag("Write the report.")] = None,
     as_json: Annotated[bool, flag("Print the result as JSON.", "--json")] = False,
 ) -> None:
@@ -59,6 +69,9 @@ def simulate(
     Ramp and drain are not counted. Exit status: 3 if the SLO is missed, 4 if the figures depend on
     the length of the run.
     """
+    if beside:
+        show(play([model, *beside], *_sizes(options)), as_json=as_json)
+        return
     writable(html, "html")
     engines = replace(engines, model=model)
     every = [("as asked", engines), *((text, engines.changed(text)) for text in change or [])]
@@ -90,6 +103,14 @@ def simulate(
 def _span(shares: list[float]) -> str:
     low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
     return low if low == high else f"{low} to {high}"
+
+
+def _sizes(options: RunOptions) -> tuple[int, int]:
+    """Return the tokens of a prompt and of an answer. Raises `OptionError` for a distribution."""
+    for name in ("input", "output"):
+        if not getattr(options, name).isdecimal():
+            raise OptionError(f"{name} beside other models is a number of tokens", param=name)
+    return int(options.input), int(options.output)
 
 
 def _of_change(said: StatusLine, name: str, part: str) -> None:

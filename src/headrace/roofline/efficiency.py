@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,16 @@ class Efficiency:
     """Per operator call; a replayed graph leaves about this much between kernels."""
     step_seconds: float = 0.5e-3
     """Per step: inputs, sampling, and the part of scheduling that is not overlapped."""
+    admitting_seconds: float = 0.0
+    """Per step in addition, unless each of its tokens samples: rows that come, and their inputs."""
     source: str = "assumed"
     curves: dict[str, Curve] = field(default_factory=dict)
     """Curve by class of operator (`step.curve_names`), fitted on measured operators of every size.
     A class without one has the shares above."""
+
+    def around(self, tokens: int, samples: int) -> float:
+        """Return the fixed seconds of a step."""
+        return self.step_seconds + self.admitting_seconds * (samples < tokens)
 
     def curve(self, kind: str, names: tuple[str, ...] = ()) -> Curve:
         """Return the first of these classes that has a curve of its own, else the kind's shares."""
@@ -75,6 +81,7 @@ CPU_EFFICIENCY = Efficiency(
     vector_memory=1.0,
     launch_seconds=0.3e-6,
     step_seconds=0.1e-3,
+    admitting_seconds=0.7e-3,
     curves={
         "product/few": Curve(0.72, 1.0, floor_seconds=0.3e-6),
         "product/many": Curve(0.71, 0.91, floor_seconds=0.3e-6),
@@ -86,3 +93,21 @@ CPU_EFFICIENCY = Efficiency(
 """Used until `headrace roofline --measure` has fitted a machine's own. Fitted with no share above
 one on the steps of `benchmarks/results/cpu_limit.json` and `cpu_truth.json` (median errors 5 and 6
 %)."""
+PRODUCTS = "products measured in a moment, the rest assumed"
+LEAST_SHARE = 0.1
+"""Share below which a measurement was disturbed."""
+
+
+def of_products(few: float, many: float, float32: float) -> Efficiency:
+    """Return a CPU's efficiency with measured shares of its products: of the bandwidth with few
+    rows, and of the rate with many in int8 and in fp32. What is assumed was fitted to VNNI: without
+    it products in int8 reach half of their rate, and those in fp32 all of it."""
+    few, many, float32 = (min(max(share, LEAST_SHARE), 1.0) for share in (few, many, float32))
+    known = CPU_EFFICIENCY.curves
+    curves = {
+        "product/few": replace(known["product/few"], compute=many, memory=few),
+        "product/many": replace(known["product/many"], compute=many),
+        "product/float32": replace(known["product/many"], compute=float32),
+    }
+    made = replace(CPU_EFFICIENCY, product_compute=many, source=PRODUCTS)
+    return replace(made, curves=known | curves)

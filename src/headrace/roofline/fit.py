@@ -202,9 +202,13 @@ class _Table:
 
     def __init__(self, case: Case, hardware: Hardware, records: Sequence[StepRecord]) -> None:
         rows: list[tuple[int, int, float, float, int]] = []
+        fixed = hardware.efficiency
+        admits: list[float] = []
+        """Seconds of each step that are not fitted."""
         for number, record in enumerate(records):
             step = compose(case.arch, record.starts, record.counts, record.samples)
             counts = count_step(case, step)
+            admits.append(fixed.around(step.tokens, step.samples) - fixed.step_seconds)
             for count in itertools.chain.from_iterable(c.parts or (c,) for c in counts):
                 if count.kind != "network":
                     names = curve_names(case, hardware, count)
@@ -218,6 +222,7 @@ class _Table:
         self.compute = np.array([row[2] for row in rows])
         self.memory = np.array([row[3] for row in rows])
         self.calls = np.array([row[4] for row in rows], dtype=np.float64)
+        self.admits = np.array(admits)
         self.measured = np.array([record.seconds for record in records])
 
     def predict(self, values: Array) -> Array:
@@ -227,4 +232,4 @@ class _Table:
         work, wait = self.compute / compute, self.memory / memory
         each = np.maximum(work, wait) + (1 - overlap) * np.minimum(work, wait) + launch
         total = np.bincount(self.step, each * self.calls, minlength=len(self.measured))
-        return np.asarray(total + step)
+        return np.asarray(total + self.admits + step)

@@ -147,7 +147,8 @@ def step_time(case: Case, hardware: Hardware, step: Composition) -> StepTime:
         start, work, bound = call_time(case, hardware, terms, count)
         floor = Floor(*(each * count.calls for each in call_floor(case, hardware, count)))
         times.append(OperatorTime(count, (start + work) * count.calls, floor, bound))
-    return StepTime(times, hardware.efficiency.step_seconds, step.tokens)
+    around = hardware.efficiency.around(step.tokens, step.samples)
+    return StepTime(times, around, step.tokens)
 
 
 def call_floor(case: Case, hardware: Hardware, count: Count) -> Floor:
@@ -321,7 +322,7 @@ class StepModel:
             if len(self._rest) + len(self._parts) > KEPT:
                 self._rest.clear()
                 self._parts.clear()
-            fixed = self.hardware.efficiency.step_seconds
+            fixed = self.hardware.efficiency.around(*key)
             rest = _sum(self._others(step, others), Estimate(fixed, 0.0, 0.0, fixed))
             self._rest[key] = rest
         attention = _sum(self._of(step, attending), Estimate(0.0, 0.0, 0.0))

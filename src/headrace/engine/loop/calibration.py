@@ -1,4 +1,5 @@
-"""A machine's ceilings at its first start, in about half a second, so that metrics mean something.
+"""A machine's ceilings at its first start, and the shares of them that our products reach, in about
+a second, so that metrics mean something.
 
 ADR 0065. Rougher than `headrace roofline --calibrate`, which replaces it, and than `--measure`,
 which fits the efficiencies to real steps.
@@ -10,12 +11,15 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy
+import numpy.typing as npt
 
 from ...base.hardware import cpu
 from ...kernels.cpu.library import LibraryAbsent, Team, allocate
-from ...roofline.efficiency import CPU_EFFICIENCY
+from ...kernels.cpu.probe import product
+from ...roofline.efficiency import CPU_EFFICIENCY, PRODUCTS, Efficiency, of_products
 from ...roofline.hardware import Hardware
 from ...roofline.hardware_files import save_hardware
 from ...roofline.machine import calibration_path, last_level_cache, this_hardware
@@ -23,7 +27,11 @@ from ...roofline.machine import calibration_path, last_level_cache, this_hardwar
 READ_BYTES = 96 * 2**20
 """Least bytes read; also at least twice the largest cache: a host's may hold 300 MiB."""
 CACHED_BYTES = 4 * 2**20
+READ = 0x3C
+"""Each byte of what is read: as weights they are plain numbers in fp16, fp32 and codes."""
 SIZE = 512
+ROWS, OUTPUTS = 64, 2048
+"""Rows and outputs of a product that is bound by its computing."""
 SECONDS = 0.12
 """For each figure: long enough that a round falls between others' turns on a busy machine."""
 RETRIES = 3
@@ -49,8 +57,10 @@ def needs_calibration(device: str) -> bool:
     kept = this_hardware("cpu")
     if kept is None:
         return True
+    if kept.source == SOURCE and kept.efficiency == CPU_EFFICIENCY and "int8" in kept.rates:
+        return True  # An earlier version did not measure the products.
     # Ceilings that efficiencies were fitted to stay.
-    again = kept.source == BUSY and kept.efficiency == CPU_EFFICIENCY
+    again = kept.source == BUSY and kept.efficiency.source in (CPU_EFFICIENCY.source, PRODUCTS)
     return again and time.time() - calibration_path().stat().st_mtime > AGAIN_SECONDS
 
 
@@ -87,11 +97,13 @@ def calibrate_quickly(threads: int) -> None:
 
 
 def measured(threads: int) -> tuple[Hardware, bool]:
-    """Return (figures, whether the machine was ours meanwhile)."""
+    """Return (figures, whether the machine was ours meanwhile). If it was not, the shares of the
+    ceilings are assumed: these and the products were measured one after the other."""
     begin, used = time.perf_counter(), time.process_time()
     hardware = quick_hardware(threads)
     used, offered = time.process_time() - used, threads * (time.perf_counter() - begin)
-    return hardware, undisturbed(used, offered)
+    alone = undisturbed(used, offered)
+    return hardware if alone else hardware.fitted(CPU_EFFICIENCY), alone
 
 
 def undisturbed(used: float, offered: float) -> bool:
@@ -101,9 +113,11 @@ def undisturbed(used: float, offered: float) -> bool:
 
 
 def better(one: Hardware, other: Hardware) -> Hardware:
-    """Return the larger of each figure: other load only lowers them."""
+    """Return the larger of each ceiling: other load only lowers them. The shares are those of
+    `one`, unless only the `other`'s are measured."""
     return replace(
         one,
+        efficiency=(other if one.efficiency == CPU_EFFICIENCY else one).efficiency,
         bandwidth=max(one.bandwidth, other.bandwidth),
         cache_bandwidth=max(one.cache_bandwidth, other.cache_bandwidth),
         rates={name: max(rate, other.rates.get(name, 0.0)) for name, rate in one.rates.items()},
@@ -120,6 +134,7 @@ def quick_hardware(threads: int) -> Hardware:
     size = min(max(READ_BYTES, 2 * last_level_cache()), facts.memory // 8)
     square = numpy.ones((SIZE, SIZE), numpy.float32)
     rates = {"float32": best(lambda: 2 * SIZE**3 / timed(lambda: square @ square))}
+    efficiency = CPU_EFFICIENCY
     try:
         team = Team(threads)
     except LibraryAbsent:
@@ -131,11 +146,12 @@ def quick_hardware(threads: int) -> Hardware:
         cached = best(lambda: CACHED_BYTES / timed(small.sum))
     else:
         room, less = allocate(size), allocate(CACHED_BYTES)
-        room.fill(1)
+        room.fill(READ)
         less.fill(1)
         bandwidth = best(lambda: team.read_bandwidth(room))
         cached = best(lambda: team.read_bandwidth(less))
         rates["int8"] = best(lambda: team.int8_rate(ITERATIONS))
+        efficiency = shares(team, room, rates, bandwidth)
     return Hardware(
         name=f"{facts.name}, {threads} threads",
         rates=rates,
@@ -144,15 +160,32 @@ def quick_hardware(threads: int) -> Hardware:
         cache=last_level_cache(),
         cache_bandwidth=max(cached, bandwidth),
         kind="cpu",
-        efficiency=CPU_EFFICIENCY,
+        efficiency=efficiency,
         source=SOURCE,
     )
+
+
+def shares(
+    team: Team, room: npt.NDArray[numpy.uint8], rates: dict[str, float], bandwidth: float
+) -> Efficiency:
+    """Measure the shares of the ceilings that our products reach: of the bandwidth with one row of
+    4-bit codes, of the rates with many rows of these and of fp32."""
+    one, size, _ = product(team, "Q4_0", room, 1)
+    found = [best(partial(_rate, size, one)) / bandwidth]
+    for kind, type in (("Q4_0", "int8"), ("F32", "float32")):
+        many, _, work = product(team, kind, room, ROWS, OUTPUTS)
+        found.append(best(partial(_rate, work, many)) / rates[type])
+    return of_products(*found)
 
 
 def timed(work: Callable[[], object]) -> float:
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
+
+
+def _rate(amount: float, work: Callable[[], object]) -> float:
+    return amount / timed(work)
 
 
 def best(rate: Callable[[], float]) -> float:
