@@ -107,6 +107,64 @@ class TextEncoder(NamedTuple):
         """`AttentionSpec.reach`."""
         return -(-self.most // 16) * 16
 
+    pad = None
+
+
+class CausalEncoder(NamedTuple):
+    """The text encoder of a pipeline: CLIP's (Radford et al. 2021, arXiv 2103.00020)."""
+
+    vocabulary: int
+    hidden: int
+    heads: int
+    inner: int
+    layers: int
+    eps: float
+    activation: Literal["quick_gelu", "gelu"]
+    most: int
+    """Tokens of a text: each text is padded to as many."""
+    pad: int
+    """Token after a text's end."""
+
+    @property
+    def slices(self) -> int:
+        """Parts of its work: see `TextEncoder.slices`; the first is the tokens' places."""
+        return 2 * self.layers + 2
+
+    @property
+    def reach(self) -> int:
+        """`AttentionSpec.reach`."""
+        return -(-self.most // 16) * 16
+
+
+class UnetLevel(NamedTuple):
+    """A size of the pictures inside a UNet, on the way down or up."""
+
+    width: int
+    """Channels."""
+    layers: int
+    """Residual blocks."""
+    depth: int
+    """Transformer layers after each; 0: none."""
+    heads: int
+
+
+class Unet(NamedTuple):
+    """A UNet whose places attend to each other and to texts (Rombach et al. 2022)."""
+
+    down: tuple[UnetLevel, ...]
+    """From the picture's size on; each next level has half the lines and columns, rounded up."""
+    up: tuple[UnetLevel, ...]
+    """From the smallest size on."""
+    middle: UnetLevel | None
+    """Two residual blocks with transformer layers between them; None: nothing."""
+    groups: int
+    eps: float
+
+    @property
+    def width(self) -> int:
+        """Channels of the largest size, and features of a time step."""
+        return self.down[0].width
+
 
 Phase = tuple[Literal["text", "step", "slice"], int]
 """Kind of work that a picture's row does in a step, and its number among those of its kind."""
@@ -114,7 +172,7 @@ Phase = tuple[Literal["text", "step", "slice"], int]
 
 class Denoiser(NamedTuple):
     """A diffusion transformer that is conditioned on classes (Peebles and Xie 2022, arXiv
-    2212.09748) or on texts (Chen et al. 2023, arXiv 2310.00426)."""
+    2212.09748) or on texts (Chen et al. 2023, arXiv 2310.00426), or a UNet."""
 
     channels: int
     size: int
@@ -128,10 +186,17 @@ class Denoiser(NamedTuple):
     solver: NoiseSolver
     decoder: Decoder | None = None
     """None: latents are the pictures."""
-    reads: TextEncoder | None = None
+    reads: TextEncoder | CausalEncoder | None = None
     """None: it is conditioned on classes."""
     stretch: float = 1.0
     """Factor between the places of patches, and what its table of positions was trained for."""
+    unet: Unet | None = None
+    """None: it is a transformer."""
+
+    @property
+    def features(self) -> int:
+        """Features of a time step."""
+        return TIMES if self.unet is None else self.unet.width
 
     @property
     def texts(self) -> int:
@@ -214,6 +279,15 @@ class PictureConvSpec(NamedTuple):
     """Times that each line and column is repeated before."""
     stride: int = 1
     """Lines and columns from one place to the next."""
+    cut: int = 0
+    """Lines and columns that are left out at the end of those repeated."""
+
+    @property
+    def made(self) -> tuple[int, int]:
+        """Lines and columns of the result."""
+        sizes = (each * self.up - self.cut for each in (self.lines, self.columns))
+        lines, columns = (-(-each // self.stride) for each in sizes)
+        return lines, columns
 
 
 class GroupNormSpec(NamedTuple):

@@ -25,8 +25,8 @@ def strip_of(rows: int) -> int:
 
 def convolve(x: Array, spec: PictureConvSpec, product: Callable[[Array], Array]) -> list[Array]:
     """Return the strips of a convolution's result. `product`: that of rows [·, side² · C]."""
-    high, wide = spec.lines * spec.up, spec.columns * spec.up
-    lines, columns = high // spec.stride, wide // spec.stride
+    high, wide = (each * spec.up - spec.cut for each in (spec.lines, spec.columns))
+    lines, columns = spec.made
     read = spec.lines * spec.columns
     count = len(x) // read * lines * columns
     padded = joined([x, 0 * x[:1]], 0)  # The last row is outside of all pictures.

@@ -150,7 +150,7 @@ def _denoiser(config: Config) -> Denoiser:
         classes = fields.integer("num_embeds_ada_norm", 1, 2**20, 1000)
     vae = fields.mapping("vae")
     decoder = None if vae is None else read_decoder(vae, channels)
-    solver = _solver(fields.mapping("scheduler") or {})
+    solver = read_solver(fields.mapping("scheduler") or {})
     if (tokens := (size // patch) ** 2) > MOST_TOKENS:
         raise UnsupportedModel(
             f"{fields.where}: a picture has {tokens} patches; at most {MOST_TOKENS} are supported",
@@ -160,7 +160,8 @@ def _denoiser(config: Config) -> Denoiser:
     return Denoiser(channels, size, patch, classes, outputs, solver, decoder, reads, stretch)
 
 
-def _solver(config: Mapping[str, Any]) -> NoiseSolver:
+def read_solver(config: Mapping[str, Any]) -> NoiseSolver:
+    """Read a `scheduler_config.json`. Raises `ModelFileError` and `UnsupportedModel`."""
     fields = Fields(config, "scheduler_config.json")
     known = KINDS[fields.word("_class_name", KINDS)]
     for key, allowed in NEUTRAL.items():

@@ -59,8 +59,15 @@ class LibraryEncoder:
 def tokenizer_from_file(path: Path, config: dict[str, Any], rows: int | None = None) -> Tokenizer:
     """Make the tokenizer of a `tokenizer.json` that `json_bpe.read` has read; `rows`: see
     `load_tokenizer`. Raises `ModelFileError` and `UnsupportedModel`."""
+    return tokenizer_from_text(path.read_text(encoding="utf-8"), path, config, rows)
+
+
+def tokenizer_from_text(
+    text: str, path: Path, config: dict[str, Any], rows: int | None = None
+) -> Tokenizer:
+    """Make the tokenizer of the content of a `tokenizer.json`: see `tokenizer_from_file`."""
     try:
-        library = LibraryTokenizer.from_file(str(path))
+        library = LibraryTokenizer.from_str(text)
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
         raise ModelFileError(f"{path} cannot be read: {error}", param="tokenizer") from None
     # Files of sentence encoders carry the truncation and the padding of their training.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from . import clip
 from .from_gguf import tokenizer_from_gguf
 from .json_bpe import own_tokenizer, read
 from .tokenizer import Tokenizer
@@ -23,6 +24,10 @@ def load_tokenizer(source: Path | dict[str, Any], rows: int | None = None) -> To
     if isinstance(source, dict):
         return tokenizer_from_gguf(source, rows)
     path = source / "tokenizer.json" if source.is_dir() else source
+    if clip.in_parts(path):
+        from .from_json import tokenizer_from_text  # Local, as below.
+
+        return tokenizer_from_text(clip.text_of(path), path, {}, rows)
     state, config = read(path)
     own = own_tokenizer(state, config, rows)
     if own is not None:

@@ -211,10 +211,10 @@ def _parts(sigma: float) -> tuple[float, float, float]:
     return (-log(sigma) if sigma > 0 else inf), signal, sigma * signal
 
 
-def time_features(time: float, late: int) -> Floats:
-    """Return cosines, then sines, of a time [TIMES], in fp32 as diffusers computes them with a
+def time_features(time: float, late: int, count: int = TIMES) -> Floats:
+    """Return cosines, then sines, of a time [count], in fp32 as diffusers computes them with a
     `downscale_freq_shift` of `late`."""
-    half = TIMES // 2
+    half = count // 2
     exponents = (
         np.float32(-log(10_000)) * np.arange(half, dtype=np.float32) / np.float32(half - late)
     )
