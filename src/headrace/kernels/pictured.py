@@ -30,6 +30,8 @@ def convolve(x: Array, spec: PictureConvSpec, product: Callable[[Array], Array])
     read = spec.lines * spec.columns
     count = len(x) // read * lines * columns
     padded = joined([x, 0 * x[:1]], 0)  # The last row is outside of all pictures.
+    if not count:  # A step without pictures.
+        return [product(joined([x[:0]] * spec.side**2, 1))]
     found = []
     for first in range(0, count, step := strip_of(count)):
         place = np.arange(first, first + step)
@@ -47,6 +49,8 @@ def convolve(x: Array, spec: PictureConvSpec, product: Callable[[Array], Array])
 
 def group_norm(x: Array, spec: GroupNormSpec, gain: Array, shift: Array, entries: int) -> Array:
     """Return the norm of rows of so many entries of one size, without the activation."""
+    if not entries:
+        return x
     parts = x.reshape(entries, -1, spec.groups, x.shape[1] // spec.groups)
     count = parts.shape[1] * parts.shape[3]
     centred = parts - (parts.sum(3).sum(1) / count)[:, None, :, None]

@@ -28,6 +28,8 @@ MIDDLE = "UNetMidBlock2DCrossAttn"
 EPS = 1e-6
 """Added to the variance in the norm before transformer layers."""
 MOST_LEVELS = 8
+SCHEDULED = {"steps_offset": 1, "clip_sample": False}
+"""Values that the pipeline of diffusers gives its scheduler, whatever its config says."""
 ALLOWED = {
     "act_fn": ("silu",), "addition_embed_type": (), "attention_type": ("default",),
     "center_input_sample": (False,), "class_embed_type": (), "class_embeddings_concat": (False,),
@@ -161,7 +163,7 @@ def _denoiser(config: Config) -> Denoiser:
     fields.expect("cross_attention_dim", reads.hidden)
     return Denoiser(
         channels, size, 1, 0, outputs,
-        read_solver(fields.mapping("scheduler") or {}),
+        read_solver({**(fields.mapping("scheduler") or {}), **SCHEDULED}),
         None if vae is None else read_decoder(vae, channels),
         reads,
         unet=_levels(config),
