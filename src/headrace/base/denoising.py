@@ -3,6 +3,7 @@ solver, and a picture's parameters."""
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Literal, NamedTuple
 
 SolverKind = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "flow_euler"]
@@ -296,3 +297,13 @@ class GroupNormSpec(NamedTuple):
     groups: int
     eps: float
     silu: bool = False
+
+
+STRIP = 512
+"""Rows of a convolution's strip, at most: side² times as wide, they lie in the caches."""
+
+
+def strip_of(rows: int) -> int:
+    """Return the rows of the strips of results whose rows are multiples of `rows`."""
+    found = [one for at in range(1, isqrt(rows) + 1) if not rows % at for one in (at, rows // at)]
+    return max(one for one in found if one <= STRIP)

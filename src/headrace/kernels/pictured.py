@@ -5,23 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from math import isqrt
 
 import numpy as np
 import numpy.typing as npt
 
+from ..base.denoising import strip_of
 from ..base.graph import AttentionSpec, GroupNormSpec, PictureConvSpec
 from .arrays import Array, joined
-
-STRIP = 512
-"""Rows of a strip, at most: side² times as wide, they lie in the caches."""
-
-
-def strip_of(rows: int) -> int:
-    """Return the rows of the strips of results whose rows are multiples of `rows`."""
-    found = [one for at in range(1, isqrt(rows) + 1) if not rows % at for one in (at, rows // at)]
-    return max(one for one in found if one <= STRIP)
-
 
 def convolve(x: Array, spec: PictureConvSpec, product: Callable[[Array], Array]) -> list[Array]:
     """Return the strips of a convolution's result. `product`: that of rows [·, side² · C]."""

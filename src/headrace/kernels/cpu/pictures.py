@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ...base.denoising import strip_of
 from ...base.graph import GroupNormSpec, Node, PictureConvSpec
-from ..pictured import strip_of
 from .arena import Arena
 from .emit import NOT_QUANTISED, Emitted, Matrix, linear, matrix, needs_codes, quantise, record
 from .fusion import rows_of

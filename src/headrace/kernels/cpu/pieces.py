@@ -14,11 +14,11 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
+from ...base.denoising import strip_of
 from ...base.graph import TOKENS, Graph, PictureConvSpec, Rows, Value
 from ..arrays import Array, address, host
 from ..in_pieces import NOTHING
 from ..operators import KvCache, StepBatch, StepLimits
-from ..pictured import strip_of
 from ..prepared import Prepared
 from ..program import CallByCall, Outputs, Provider, Want
 from ..ranked import PicturedRows
