@@ -25,7 +25,12 @@ SHAPE: dict[str, Any] = {
 
 
 def make(
-    folder: Path, scheduler: dit.Scheduler = dit.DDIM, *, seed: int = 7, clip: Any = (), **config: Any
+    folder: Path,
+    scheduler: dit.Scheduler = dit.DDIM,
+    *,
+    seed: int = 7,
+    clip: Any = (),
+    **config: Any,
 ) -> Path:
     """Write a folder of Stable Diffusion; return it."""
     diffusers, torch = pytest.importorskip("diffusers"), pytest.importorskip("torch")

@@ -108,7 +108,9 @@ class TextEncoder(NamedTuple):
         """`AttentionSpec.reach`."""
         return -(-self.most // 16) * 16
 
-    pad = None
+    @property
+    def pad(self) -> None:
+        """Return the token that pads texts: none does."""
 
 
 class CausalEncoder(NamedTuple):

@@ -117,10 +117,10 @@ def _verify_weights(graph: Graph) -> None:
 def _rows(node: Node) -> Iterator[str]:
     rows = {value.rows for value in (*node.reads, *node.out)}
     if node.kind == "modulate" or (node.kind == "norm" and len(node.reads) > 1):
-        many, own = 1 if node.kind == "norm" else len(node.reads) - 1, node.out[0].rows
+        many, made = 1 if node.kind == "norm" else len(node.reads) - 1, node.out[0].rows
         each = [value.rows for value in node.reads]
         sampled = [SAMPLED] * (len(each) - many)
-        if own.name != TOKENS.name or each != [*[own] * many, *sampled]:
+        if made.name != TOKENS.name or each != [*[made] * many, *sampled]:
             yield "reads rows of N by rows of R"
     elif (own := _own_rows(node)) is not None:
         if rows != {own}:
@@ -132,8 +132,8 @@ def _rows(node: Node) -> Iterator[str]:
         if isinstance(node.spec, PictureConvSpec) and not _convolved(node, node.spec):
             yield "makes another number of rows"
     elif node.kind == "attend" and len(node.reads) > 1:
-        own = node.out[0].rows
-        wanted = [own, TEXTS] if own.name == TOKENS.name else []
+        made = node.out[0].rows
+        wanted = [made, TEXTS] if made.name == TOKENS.name else []
         if [value.rows for value in node.reads] != wanted:
             yield "goes from N over T to N"
     elif node.kind == "window":
@@ -245,7 +245,9 @@ def _form(node: Node) -> Form | None:
         case "modulate", None:
             return Form([x] * len(node.reads), [x])
         case "beside", None:
-            return Form([value.width for value in node.reads], [sum(one.width for one in node.reads)])
+            return Form(
+                [value.width for value in node.reads], [sum(one.width for one in node.reads)]
+            )
         case "norm", NormSpec("layer") if len(node.reads) > 1:
             return Form([x] * 3, [x])
         case "norm", NormSpec(kind):

@@ -13,6 +13,7 @@ from ..base.denoising import strip_of
 from ..base.graph import AttentionSpec, GroupNormSpec, PictureConvSpec
 from .arrays import Array, joined
 
+
 def convolve(x: Array, spec: PictureConvSpec, product: Callable[[Array], Array]) -> list[Array]:
     """Return the strips of a convolution's result. `product`: that of rows [·, side² · C]."""
     high, wide = (each * spec.up - spec.cut for each in (spec.lines, spec.columns))

@@ -74,7 +74,7 @@ def open_pipeline(folder: Path, name: str, licence: str | None = None) -> ModelF
     _expect("config.json", "_class_name", config.get("_class_name"), named)
     own = {
         "model_type": family, "architectures": [named], "texts": texts,
-        "pad": _pad(tokenizer, configs["text_encoder"]) if reader == clip.CLASS else None,
+        "pad": _pad(folder, configs["text_encoder"]) if reader == clip.CLASS else None,
         "scheduler": read_json(folder / "scheduler" / "scheduler_config.json"),
         "vae": configs.get("vae"), "text_encoder": configs.get("text_encoder"),
     }  # fmt: skip
@@ -99,13 +99,16 @@ def open_pipeline(folder: Path, name: str, licence: str | None = None) -> ModelF
     return replace(made, licence=licence or licence_of(folder), labels=labels)
 
 
-def _pad(tokenizer: Path, config: Mapping[str, Any]) -> int:
+def _pad(folder: Path, config: Mapping[str, Any]) -> int:
     """Return the token that pads texts for CLIP. Raises `ModelFileError`."""
+    tokenizer = folder / "tokenizer" / "tokenizer.json"
     settings = tokenizer.with_name("tokenizer_config.json")
     found = read_json(settings) if settings.is_file() else {}
-    return pad_of(tokenizer, found, Fields(config, "text_encoder/config.json").integer(
-        "max_position_embeddings", 1, 4096, 77
-    ))
+    return pad_of(
+        tokenizer,
+        found,
+        Fields(config, "text_encoder/config.json").integer("max_position_embeddings", 1, 4096, 77),
+    )
 
 
 def _class(index: Mapping[str, Any], key: str) -> Any:
@@ -186,6 +189,10 @@ def _with_kernels(found: Iterable[tuple[str, StoredTensor]]) -> Iterator[tuple[s
     for name, tensor in found:
         if len(tensor.shape) < 3:
             yield name, tensor
+        elif len(tensor.shape) != 4 or tensor.shape[2] != tensor.shape[3]:
+            raise ModelFileError(
+                f"{name:.100} is of shape {list(tensor.shape)}, which no kernel has"
+            )
         else:  # Kernels [out, in, row, column] as products with rows side by side.
             kernel = tensor.read().transpose(0, *range(2, len(tensor.shape)), 1)
             yield name, kernel.reshape(len(kernel), prod(kernel.shape[1:])).copy()

@@ -125,9 +125,7 @@ class _Unet:
         made = to.linear(x, f"{own}.proj_out", outputs=width, bias=True, purpose="output")
         self._x = to.add(self._x, made)
 
-    def _attention(
-        self, x: Value, norm: str, at: str, heads: int, texts: Value | None
-    ) -> Value:
+    def _attention(self, x: Value, norm: str, at: str, heads: int, texts: Value | None) -> Value:
         """Describe attention to the own picture, or to the rows of texts."""
         to, width = self._to, x.width
         size, across = width // heads, texts is not None
@@ -243,8 +241,10 @@ def _words(
     """Read the type of each level's block."""
     value = config.fields.raw(key)
     value = usual if value is None else value
-    if not isinstance(value, list) or len(value) != count or not all(
-        isinstance(one, str) and one in kinds for one in value
+    if (
+        not isinstance(value, list)
+        or len(value) != count
+        or not all(isinstance(one, str) and one in kinds for one in value)
     ):
         raise UnsupportedModel(
             f"{config.fields.where}: {key} is {value!r:.160}; supported: {count} of "

@@ -79,7 +79,9 @@ def _ids(path: Path) -> dict[str, int]:
         try:
             found: dict[str, int] = _vocabulary(_read(path.with_name(VOCABULARY)).encode())
         except Undecodable as error:
-            raise ModelFileError(f"{path.parent / VOCABULARY}: {error}", param="tokenizer") from None
+            raise ModelFileError(
+                f"{path.parent / VOCABULARY}: {error}", param="tokenizer"
+            ) from None
         return found
     from .json_bpe import read  # Local: imports what only a tokenizer.json needs.
 

@@ -164,9 +164,7 @@ class EntryProgram:
         made = self._hidden[:rows]
         return Outputs(None, made[:0, :0], made, made)
 
-    def _entry(
-        self, batch: StepBatch, pictured: PicturedRows, entry: int, own: slice
-    ) -> StepBatch:
+    def _entry(self, batch: StepBatch, pictured: PicturedRows, entry: int, own: slice) -> StepBatch:
         """Return the step of one of its entries."""
         first, last = pictured.text_starts[entry : entry + 2]
         one = PicturedRows(
