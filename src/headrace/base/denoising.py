@@ -6,7 +6,7 @@ from __future__ import annotations
 from math import isqrt
 from typing import Literal, NamedTuple
 
-SolverKind = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "flow_euler"]
+SolverKind = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "pndm", "flow_euler"]
 Betas = Literal["linear", "scaled_linear", "squaredcos_cap_v2"]
 Prediction = Literal["epsilon", "sample", "v_prediction"]
 Spacing = Literal["leading", "linspace", "trailing"]
@@ -39,7 +39,7 @@ class NoiseSolver(NamedTuple):
     clip: float = 0.0
     """Largest number of a predicted picture; 0: it is not clipped."""
     to_one: bool = True
-    """Whether the last step of `ddim` leaves no noise."""
+    """Whether the last step of `ddim` and `pndm` leaves no noise."""
     shift: float = 1.0
     """Shift of `flow_euler`'s noise levels (Esser et al. 2024)."""
 
@@ -47,6 +47,11 @@ class NoiseSolver(NamedTuple):
     def most(self) -> int:
         """Maximum steps of a picture, each at a time step of its own."""
         return max(1, min(MOST_STEPS, self.trained - self.offset - (self.kind == "dpmpp_2m")))
+
+    def evaluations(self, steps: int) -> int:
+        """Return how often the model runs for a picture of so many steps: `pndm` does its second
+        step twice."""
+        return steps + (self.kind == "pndm" and steps > 1)
 
 
 class Decoder(NamedTuple):
@@ -241,6 +246,7 @@ class PictureWish(NamedTuple):
 
     label: int
     steps: int
+    """Runs of the model: `NoiseSolver.evaluations`."""
     guidance: float
     """Factor on the class's difference (Ho and Salimans 2022); at most 1: no guidance."""
     choice: int = 0

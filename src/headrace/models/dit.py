@@ -34,6 +34,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "EulerDiscreteScheduler": {"kind": "euler"},
     "EulerAncestralDiscreteScheduler": {"kind": "euler_ancestral"},
     "DPMSolverMultistepScheduler": {"kind": "dpmpp_2m"},
+    "PNDMScheduler": {"kind": "pndm", "spacing": "leading", "to_one": False},
     "FlowMatchEulerDiscreteScheduler": {"kind": "flow_euler"},
 }
 """Classes of diffusers' schedulers → the solver with the defaults of their configs."""
@@ -177,11 +178,16 @@ def read_solver(config: Mapping[str, Any]) -> NoiseSolver:
     spacing: Any = fields.word(
         "timestep_spacing", ("leading", "linspace", "trailing"), plain.spacing
     )
-    if predicts == "sample" and plain.kind.startswith("euler"):
+    if predicts == "sample" and plain.kind in ("euler", "euler_ancestral", "pndm"):
         raise UnsupportedModel(
-            "scheduler_config.json: prediction_type is sample; supported for Euler: epsilon, "
-            "v_prediction",
+            "scheduler_config.json: prediction_type is sample; supported for Euler and PNDM: "
+            "epsilon, v_prediction",
             param="prediction_type",
+        )
+    if plain.kind == "pndm" and not fields.flag("skip_prk_steps", False):
+        raise UnsupportedModel(
+            "scheduler_config.json: skip_prk_steps is false; supported: true",
+            param="skip_prk_steps",
         )
     clip = 0.0
     if plain.kind == "ddim" and fields.flag("clip_sample", True):
@@ -195,7 +201,7 @@ def read_solver(config: Mapping[str, Any]) -> NoiseSolver:
         spacing=spacing,
         offset=fields.integer("steps_offset", 0, min(1, trained - 1), 0),
         clip=clip,
-        to_one=fields.flag("set_alpha_to_one", True),
+        to_one=fields.flag("set_alpha_to_one", plain.to_one),
     )
 
 

@@ -100,7 +100,8 @@ def read_drawing(
         )
     else:
         number = _label(engine.files, denoiser, prompt)
-    wishes = (PictureWish(number, steps, factor, choice, partial, texts) for choice in range(count))
+    runs = denoiser.solver.evaluations(steps)
+    wishes = (PictureWish(number, runs, factor, choice, partial, texts) for choice in range(count))
     return PictureOrder(number, resolve_seed(seed), tuple(wishes))
 
 
