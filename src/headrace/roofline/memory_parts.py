@@ -160,7 +160,7 @@ def laid_bytes(graph: Graph, units: int) -> int:
     """Return the bytes of keys and values that a thread lays out for the largest attention."""
     specs = ((node.out[0].rows, node.spec) for node in graph.nodes if node.kind == "attend")
     laid = (
-        rows.of(units) * (2 * spec.size + 32)
+        rows.of(units) * (spec.size + -(-spec.size // 16) * 16 + 16)
         for rows, spec in specs
         if isinstance(spec, AttentionSpec)
     )

@@ -223,12 +223,13 @@ class Denoising(RowWish[_DrawnRow]):
         return np.ascontiguousarray(cut).reshape(side * side, -1)
 
     def _picture_of(self, rows: Floats) -> Floats:
-        """Return the picture of rows [tokens, patch² · outputs], without variances."""
+        """Return the picture of rows [tokens, patch² · outputs], without variances, in memory of
+        its own: the next step overwrites the rows, and solvers keep outputs."""
         channels, size, _ = self._shape
         patch, outputs = self._denoiser.patch, self._denoiser.outputs
         side = size // patch
         cut = rows.reshape(side, side, patch, patch, outputs).transpose(4, 0, 2, 1, 3)
-        return cut.reshape(outputs, size, size)[:channels]
+        return cut.reshape(outputs, size, size)[:channels].copy()
 
     def _array(self, values: npt.NDArray[np.generic]) -> Array:
         return tensor(values) if self._tensors else values
