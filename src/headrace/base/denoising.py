@@ -101,6 +101,7 @@ class TextEncoder(NamedTuple):
     gated: bool
     most: int
     """Tokens of a text."""
+    pad: None = None
 
     @property
     def slices(self) -> int:
@@ -112,10 +113,6 @@ class TextEncoder(NamedTuple):
     def reach(self) -> int:
         """`AttentionSpec.reach`."""
         return -(-self.most // 16) * 16
-
-    @property
-    def pad(self) -> None:
-        """Return the token that pads texts: none does."""
 
 
 class CausalEncoder(NamedTuple):

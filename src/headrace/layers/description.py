@@ -115,14 +115,6 @@ class Description:
         """Add x, by factors of each entry."""
         return self.node("modulate", (residual, x, factors), x.width)
 
-    def shift(self, residual: Value, shifts: Value) -> Value:
-        """Add a row of each entry."""
-        return self.node("modulate", (residual, shifts), residual.width)
-
-    def beside(self, *values: Value) -> Value:
-        """Put the columns of values side by side."""
-        return self.node("beside", values, sum(value.width for value in values))
-
     def scale(self, x: Value, factor: float) -> Value:
         """Multiply by a number."""
         return self.node("scale", (x,), x.width, spec=ScaleSpec(factor))

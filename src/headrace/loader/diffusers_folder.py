@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..base.arch_fields import Fields
 from ..base.denoising import CausalEncoder, TextEncoder
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.modelfiles import ModelFiles
@@ -70,11 +69,13 @@ def open_pipeline(folder: Path, name: str, licence: str | None = None) -> ModelF
         if not tokenizer.is_file() and not (reader == clip.CLASS and in_parts(tokenizer)):
             raise ModelFileError(f"{folder}: it lacks tokenizer/tokenizer.json", param="tokenizer")
     configs: dict[str, Any] = {part: read_json(folder / part / "config.json") for part in folders}
-    config = configs[main]
+    config, pad = configs[main], None
+    if reader == clip.CLASS:
+        most = configs["text_encoder"].get("max_position_embeddings", 77)
+        pad = pad_of(folder / "tokenizer", most)
     _expect("config.json", "_class_name", config.get("_class_name"), named)
     own = {
-        "model_type": family, "architectures": [named], "texts": texts,
-        "pad": _pad(folder, configs["text_encoder"]) if reader == clip.CLASS else None,
+        "model_type": family, "architectures": [named], "texts": texts, "pad": pad,
         "scheduler": read_json(folder / "scheduler" / "scheduler_config.json"),
         "vae": configs.get("vae"), "text_encoder": configs.get("text_encoder"),
     }  # fmt: skip
@@ -97,18 +98,6 @@ def open_pipeline(folder: Path, name: str, licence: str | None = None) -> ModelF
     made = ModelFiles(name, FORMAT, folder, shards, arch, tokenizer, None)
     labels = _labels(index.get("id2label"), denoiser.classes)
     return replace(made, licence=licence or licence_of(folder), labels=labels)
-
-
-def _pad(folder: Path, config: Mapping[str, Any]) -> int:
-    """Return the token that pads texts for CLIP. Raises `ModelFileError`."""
-    tokenizer = folder / "tokenizer" / "tokenizer.json"
-    settings = tokenizer.with_name("tokenizer_config.json")
-    found = read_json(settings) if settings.is_file() else {}
-    return pad_of(
-        tokenizer,
-        found,
-        Fields(config, "text_encoder/config.json").integer("max_position_embeddings", 1, 4096, 77),
-    )
 
 
 def _class(index: Mapping[str, Any], key: str) -> Any:

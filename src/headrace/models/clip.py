@@ -11,7 +11,7 @@ from ..base.arch import ModelArch
 from ..base.arch_fields import Fields
 from ..base.denoising import CausalEncoder
 from ..base.errors import UnsupportedModel
-from ..base.graph import ActivationSpec, AttentionSpec, EmbedSpec, Graph, Value
+from ..base.graph import ActivationSpec, AttentionSpec, EmbedSpec, Graph
 from ..layers.description import Description, vector
 from .t5 import GRID
 
@@ -72,13 +72,11 @@ def describe_texts(arch: ModelArch) -> Graph:
         x = to.add(x, to.linear(mixed, output, outputs=clip.hidden, bias=True, purpose="output"))
         normed = to.layer_norm(x, f"{at}.layer_norm2")
         up = to.linear(normed, f"{at}.mlp.fc1", outputs=clip.inner, bias=True, purpose="up")
-        wide = _activated(to, up, clip.activation)
+        if clip.activation == "gelu":
+            wide = to.activate(up, ActivationSpec("gelu"))
+        else:
+            wide = to.activate(to.scale(up, QUICK), ActivationSpec("silu"))
+            wide = to.scale(wide, 1 / QUICK)
         down = f"{at}.mlp.fc2"
         x = to.add(x, to.linear(wide, down, outputs=clip.hidden, bias=True, purpose="down"))
     return to.graph(hidden=to.layer_norm(x, "final_layer_norm"))
-
-
-def _activated(to: Description, x: Value, activation: str) -> Value:
-    if activation == "gelu":
-        return to.activate(x, ActivationSpec("gelu"))
-    return to.scale(to.activate(to.scale(x, QUICK), ActivationSpec("silu")), 1 / QUICK)

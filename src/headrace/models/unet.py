@@ -8,17 +8,19 @@ those of diffusers' `StableDiffusionPipeline`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container
 from typing import Any
 
-from ..base.arch import ModelArch, Rope
+from ..base.arch import ModelArch
+from ..base.arch_fields import Fields
 from ..base.denoising import Denoiser, GivenSpec, Unet, UnetLevel
-from ..base.errors import ModelFileError, UnsupportedModel
+from ..base.errors import UnsupportedModel
 from ..base.graph import SAMPLED, TEXTS, ActivationSpec, AttentionSpec, Graph, Value
 from ..layers.description import Description
 from . import clip
+from .dit import FAMILIES as CLASSES
 from .dit import MOST_TOKENS, SILU, read_solver
-from .family import Config, Family
+from .family import Config
 from .vae import Pictures, read_decoder
 
 DOWN = {"DownBlock2D": False, "CrossAttnDownBlock2D": True}
@@ -93,7 +95,8 @@ class _Unet:
         for at, level in enumerate(shape.up):
             own = f"up_blocks.{at}"
             for layer in range(level.layers):
-                self._x = self._to.beside(self._x, kept.pop())
+                x, other = self._x, kept.pop()
+                self._x = self._to.node("beside", (x, other), x.width + other.width)
                 self._residual(own, layer, level)
             if sides:
                 cut, name = 2 * make.side - sides.pop(), f"{own}.upsamplers.0.conv"
@@ -164,111 +167,73 @@ def _denoiser(config: Config) -> Denoiser:
         read_solver({**(fields.mapping("scheduler") or {}), **SCHEDULED}),
         None if vae is None else read_decoder(vae, channels),
         reads,
-        unet=_levels(config),
+        unet=_levels(fields),
     )  # fmt: skip
 
 
-def _levels(config: Config) -> Unet:
+def _levels(fields: Fields) -> Unet:
     """Read the blocks. Raises `ModelFileError` and `UnsupportedModel`."""
-    fields = config.fields
     groups = fields.integer("norm_num_groups", 1, 1024, 32)
-    widths = _list(config, "block_out_channels", None, (320, 640, 1280, 1280))
+    channels = range(groups, 8193, groups)
+    widths = _each(fields, "block_out_channels", 0, channels, f"multiples of {groups} up to 8192")
     count = len(widths)
-    if not 1 <= count <= MOST_LEVELS or any(not 0 < one <= 8192 or one % groups for one in widths):
-        raise UnsupportedModel(
-            f"{fields.where}: block_out_channels is {list(widths)!r:.80}; supported: 1 to "
-            f"{MOST_LEVELS} multiples of norm_num_groups ({groups}) up to 8192",
-            param="block_out_channels",
-        )
-    attends = [
-        [kinds[one] for one in _words(config, key, kinds, usual, count)]
-        for key, kinds, usual in (
-            ("down_block_types", DOWN, ["CrossAttnDownBlock2D"] * 3 + ["DownBlock2D"]),
-            ("up_block_types", UP, ["UpBlock2D"] + ["CrossAttnUpBlock2D"] * 3),
-        )
-    ]
-    layers = _list(config, "layers_per_block", count, 2)
-    depths = _list(config, "transformer_layers_per_block", count, 1)
-    heads = _list(config, "attention_head_dim", count, 8)  # Heads, whatever its name says.
-    for key, values, most in (
-        ("layers_per_block", layers, 16), ("transformer_layers_per_block", depths, 64),
-        ("attention_head_dim", heads, 1024),
-    ):  # fmt: skip
-        if any(not 1 <= one <= most for one in values):
-            raise UnsupportedModel(
-                f"{fields.where}: {key} is {list(values)!r:.80}; supported: from 1 to {most}",
-                param=key,
-            )
+    down, up = (
+        [kinds[one] for one in _each(fields, key, count, kinds, f"of {', '.join(kinds)}")]
+        for key, kinds in (("down_block_types", DOWN), ("up_block_types", UP))
+    )
+    layers = _each(fields, "layers_per_block", count, range(1, 17), "from 1 to 16", 2)
+    depths = _each(fields, "transformer_layers_per_block", count, range(1, 65), "from 1 to 64", 1)
+    heads = _each(fields, key := "attention_head_dim", count, range(1, 1025), "from 1 to 1024", 8)
     if any(width % own for width, own in zip(widths, heads, strict=True)):
         raise UnsupportedModel(
-            f"{fields.where}: attention_head_dim is {list(heads)!r:.80}, numbers of heads; "
-            f"supported: divisors of block_out_channels ({list(widths)!r:.80})",
-            param="attention_head_dim",
+            f"{fields.where}: {key} is {heads!r:.80}, numbers of heads whatever its name says; "
+            f"supported: divisors of block_out_channels ({widths!r:.80})",
+            param=key,
         )
-    down = tuple(map(UnetLevel, widths, layers, depths, heads))
-    up = tuple(one._replace(layers=one.layers + 1) for one in reversed(down))
-    middle = None if fields.null("mid_block_type") else down[-1]
+    all_ = [*map(UnetLevel, widths, layers, depths, heads)]
     fields.expect("mid_block_type", MIDDLE)
-    eps = fields.number("norm_eps", 1e-12, 1.0, 1e-5)
-    return Unet(_where(down, attends[0]), _where(up, attends[1]), middle, groups, eps)
+    return Unet(
+        tuple(one._replace(depth=one.depth * own) for one, own in zip(all_, down, strict=True)),
+        tuple(
+            one._replace(layers=one.layers + 1, depth=one.depth * own)
+            for one, own in zip(reversed(all_), up, strict=True)
+        ),
+        None if fields.null("mid_block_type") else all_[-1],
+        groups,
+        fields.number("norm_eps", 1e-12, 1.0, 1e-5),
+    )
 
 
-def _where(levels: Sequence[UnetLevel], attends: Sequence[bool]) -> tuple[UnetLevel, ...]:
-    """Return the levels without transformer layers where places do not attend."""
-    pairs = zip(levels, attends, strict=True)
-    return tuple(one if own else one._replace(depth=0) for one, own in pairs)
-
-
-def _list(config: Config, key: str, count: int | None, default: Any) -> tuple[int, ...]:
-    """Read a list of integers, or one for all `count` levels."""
-    value = config.fields.raw(key)
-    value = default if value is None else value
-    if count is not None and type(value) is int:
-        return (value,) * count
-    right = isinstance(value, list | tuple) and all(type(one) is int for one in value)
-    if not right or (count is not None and len(value) != count):
-        many = "a list" if count is None else f"an integer or a list of {count}"
-        raise ModelFileError(
-            f"{config.fields.where}: {key} is {value!r:.80}; it must be {many} of integers",
-            param=key,
-        )
-    return tuple(value)
-
-
-def _words(
-    config: Config, key: str, kinds: dict[str, bool], usual: list[str], count: int
-) -> list[str]:
-    """Read the type of each level's block."""
-    value = config.fields.raw(key)
+def _each(
+    fields: Fields, key: str, count: int, allowed: Container[Any], words: str, usual: Any = None
+) -> list[Any]:
+    """Read a list of `count` values, or one integer for all; `count` 0: of `MOST_LEVELS` at
+    most."""
+    value = fields.raw(key)
     value = usual if value is None else value
-    if (
-        not isinstance(value, list)
-        or len(value) != count
-        or not all(isinstance(one, str) and one in kinds for one in value)
-    ):
+    values = [value] * count if type(value) is int else value
+    right = isinstance(values, list) and len(values) in (
+        [count] if count else range(1, MOST_LEVELS + 1)
+    )
+    if not right or not all(type(one) in (int, str) and one in allowed for one in values):
+        many = count or f"1 to {MOST_LEVELS}"
         raise UnsupportedModel(
-            f"{config.fields.where}: {key} is {value!r:.160}; supported: {count} of "
-            f"{', '.join(kinds)}",
-            param=key,
+            f"{fields.where}: {key} is {value!r:.80}; supported: {many} {words}", param=key
         )
-    return value
+    return list(values)
 
 
 FAMILIES = (
-    Family(
-        "unet", unet, {"unet": ("UNet2DConditionModel",)},
+    CLASSES[0]._replace(
+        name="unet", describe=unet, types={"unet": ("UNet2DConditionModel",)},
         fields={
-            "beyond.denoiser": _denoiser,
+            **CLASSES[0].fields, "beyond.denoiser": _denoiser,
             "hidden": lambda config: config["beyond.denoiser"].unet.width,
             "vocab_size": lambda config: config["beyond.denoiser"].reads.vocabulary,
-            "max_context": lambda config: max(8, config["beyond.denoiser"].tokens),
             "layers": lambda config: len(config["beyond.denoiser"].unet.down),
             "heads": lambda config: config["beyond.denoiser"].unet.down[0].heads,
-            "kv_heads": lambda config: config["heads"],
             "head_dim": lambda config: config["hidden"] // config["heads"],
-            "intermediate": lambda config: 4 * config["hidden"],
             "norm_eps": 1e-5, "activation": "gelu", "qkv_bias": False,
-            "rope": Rope(), "windows": (), "output_bias": True, "tied_embedding": False,
         },
         allowed=ALLOWED,
     ),

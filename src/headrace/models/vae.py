@@ -105,7 +105,7 @@ class Pictures:
         if time is not None:
             at = f"{name}.time_emb_proj"
             made = self.to.linear(time, at, outputs=outputs, bias=True, purpose="up")
-            inner = self.to.shift(inner, made)
+            inner = self.to.node("modulate", (inner, made), outputs)
         inner = self.conv(self.norm(inner, f"{name}.norm2", silu=True), f"{name}.conv2", outputs)
         if x.width != outputs:
             at = f"{name}.conv_shortcut"

@@ -145,26 +145,21 @@ def values_bytes(graph: Graph, units: int, texts: int = 0) -> int:
         room = {(TEXTS, node.weights[0].width): 1} if node in strips else {}
         most |= alive + Counter(room)
         alive.subtract((value.rows, value.width) for value in ending.get(index, ()))
-    return sum(
-        count * rows.of(counts.get(rows.name, units)) * _row_bytes(width)
-        for (rows, width), count in most.items()
-    )
-
-
-def _row_bytes(width: int) -> int:
-    """Return the bytes of a row in fp32, and in blocks of eight bits if it is of whole ones."""
-    return 4 * -(-width // 16) * 16 + (width * 34 // 32 if width % 32 == 0 else 0)
+    found = 0
+    for (rows, width), count in most.items():  # In fp32, and whole blocks in eight bits too.
+        row = 4 * -(-width // 16) * 16 + (width * 34 // 32 if width % 32 == 0 else 0)
+        found += count * rows.of(counts.get(rows.name, units)) * row
+    return found
 
 
 def laid_bytes(graph: Graph, units: int) -> int:
     """Return the bytes of keys and values that a thread lays out for the largest attention."""
-    specs = ((node.out[0].rows, node.spec) for node in graph.nodes if node.kind == "attend")
-    laid = (
-        rows.of(units) * (spec.size + -(-spec.size // 16) * 16 + 16)
-        for rows, spec in specs
-        if isinstance(spec, AttentionSpec)
-    )
-    return 4 * max(laid, default=0)
+    laid = [0]
+    for node in graph.nodes:
+        if node.kind == "attend" and isinstance(spec := node.spec, AttentionSpec):
+            wide = spec.size + -(-spec.size // 16) * 16 + 16
+            laid.append(4 * node.out[0].rows.of(units) * wide)
+    return max(laid)
 
 
 def table_bytes(wish: Wish) -> int:

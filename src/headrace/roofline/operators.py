@@ -362,16 +362,11 @@ def modulate(case: Case, step: Composition, group: Group, rows: int, mark: str) 
     return vector(case, "modulate", f"{group.label}{mark}", group.calls, size, 2, 2, 1)
 
 
-def group_norm(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
-    """Price about 8 FLOPs per number; read twice, written once."""
-    size = rows * group.node.out[0].width
-    return vector(case, "group_norm", f"{group.label}{mark}", group.calls, size, 8, 2, 1)
-
-
-def beside(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
-    """Price a copy; read and written once."""
-    size = rows * group.node.out[0].width
-    return vector(case, "beside", f"{group.label}{mark}", group.calls, size, 0, 1, 1)
+def copied(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
+    """Price a copy, read and written once; a norm of groups reads twice and has 8 FLOPs each."""
+    kind, size = group.node.kind, rows * group.node.out[0].width
+    more = (8, 2, 1) if kind == "group_norm" else (0, 1, 1)
+    return vector(case, kind, f"{group.label}{mark}", group.calls, size, *more)
 
 
 def gated(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
@@ -491,12 +486,12 @@ PRICES: Mapping[str, Price] = {
     "activate": activate,
     "add": add,
     "attend": attend,
-    "beside": beside,
+    "beside": copied,
     "conv": product,
     "embed": embed,
     "experts": experts,
     "gated": gated,
-    "group_norm": group_norm,
+    "group_norm": copied,
     "linear": product,
     "modulate": modulate,
     "multiply": multiply,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from headrace.base.errors import ModelFileError
 
 from ..base.foreign import Undecodable, json_reader
+from .json_bpe import read, read_settings
 
 BEGIN, END = "<|startoftext|>", "<|endoftext|>"
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
@@ -36,41 +36,44 @@ def text_of(path: Path) -> str:
     ends = {token: _id(vocabulary, path, token) for token in (BEGIN, END)}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [{"id": at, "content": one, "special": True, **flags} for one, at in ends.items()]
-    spaces = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
     split = {"type": "Split", "pattern": {"Regex": _CUT}, "behavior": "Removed", "invert": True}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    spaces = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
+    around = {"sep": [END, ends[END]], "cls": [BEGIN, ends[BEGIN]]}
     state = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
-        "normalizer": {"type": "Sequence", "normalizers": [
-            {"type": "NFC"}, spaces, {"type": "Lowercase"},
-        ]},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-            split, {**level, "use_regex": True},
-        ]},
-        "post_processor": {
-            "type": "RobertaProcessing", "sep": [END, ends[END]], "cls": [BEGIN, ends[BEGIN]],
-            "trim_offsets": False, "add_prefix_space": False,
+        "version": "1.0", "added_tokens": added, "decoder": level,
+        "normalizer": {
+            "type": "Sequence", "normalizers": [{"type": "NFC"}, spaces, {"type": "Lowercase"}],
         },
-        "decoder": {**level, "use_regex": True},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
+        "post_processor": {
+            "type": "RobertaProcessing", "trim_offsets": False, "add_prefix_space": False, **around,
+        },
         "model": {
-            "type": "BPE", "unk_token": END, "continuing_subword_prefix": "",
-            "end_of_word_suffix": "</w>", "vocab": vocabulary, "merges": merges,
+            "type": "BPE", "unk_token": END, "end_of_word_suffix": "</w>", "vocab": vocabulary,
+            "merges": merges,
         },
     }  # fmt: skip
     return json.dumps(state)
 
 
-def pad_of(path: Path, settings: Mapping[str, Any], most: int) -> int:
-    """Return the token that pads texts to `most` tokens. `settings`: `tokenizer_config.json` next
-    to the `tokenizer.json` at this path. Raises `ModelFileError`."""
-    if isinstance(longest := settings.get("model_max_length"), int) and longest < most:
+def pad_of(folder: Path, most: object) -> int:
+    """Return the token that pads texts to `most` tokens. Raises `ModelFileError`."""
+    path = folder / "tokenizer.json"
+    settings = read_settings(path.with_name("tokenizer_config.json"))
+    longest = settings.get("model_max_length")
+    if isinstance(longest, int) and isinstance(most, int) and longest < most:
         raise ModelFileError(
             f"tokenizer_config.json: model_max_length is {longest}; texts are padded to {most}",
             param="model_max_length",
         )
     named = settings.get("pad_token") or END
-    token = named.get("content") if isinstance(named, dict) else named
-    return _id(_ids(path), path, token)
+    return _id(_ids(path), path, named.get("content") if isinstance(named, dict) else named)
 
 
 def _ids(path: Path) -> dict[str, int]:
@@ -83,8 +86,6 @@ def _ids(path: Path) -> dict[str, int]:
                 f"{path.parent / VOCABULARY}: {error}", param="tokenizer"
             ) from None
         return found
-    from .json_bpe import read  # Local: imports what only a tokenizer.json needs.
-
     state = read(path)[0]
     pieces = state.model.vocab if isinstance(state.model.vocab, dict) else {}
     return {**pieces, **{str(one.content): one.id for one in state.added_tokens}}

@@ -184,10 +184,8 @@ class Trajectory:
             x, kept = self._began, self._outputs
             mixed: Floats = (output + kept[0]) / np.float32(2)
         else:
-            factors = MULTISTEP[len(kept) - 1]
-            mixed = sum(
-                (np.float32(by) * one for by, one in zip(factors, kept, strict=True)), 0 * x
-            )
+            factors = np.float32(MULTISTEP[len(kept) - 1])
+            mixed = np.tensordot(factors, np.stack(kept), 1)
         self._outputs = kept
         if self._solver.predicts == "v_prediction":
             mixed = np.float32(sqrt(now)) * mixed + np.float32(sqrt(1 - now)) * x

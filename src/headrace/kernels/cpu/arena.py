@@ -17,7 +17,7 @@ from .records import ROWS_N
 
 Floats = npt.NDArray[np.float32]
 Buffer = Floats | QuantisedRows
-WHOLE = Fraction(1)
+ONE = Fraction(1)
 
 
 class Arena:
@@ -60,7 +60,7 @@ class Arena:
         return None
 
     def floats(
-        self, rows: int, width: int, share: Fraction = WHOLE, *, exchanged: bool = False
+        self, rows: int, width: int, share: Fraction = ONE, *, exchanged: bool = False
     ) -> Floats:
         """Return room for `share` · rows."""
         kind = _kind(0, share, exchanged=exchanged)
@@ -79,7 +79,7 @@ class Arena:
         return made
 
     def codes(
-        self, rows: int, width: int, share: Fraction = WHOLE, *, exchanged: bool = False
+        self, rows: int, width: int, share: Fraction = ONE, *, exchanged: bool = False
     ) -> QuantisedRows:
         kind = _kind(1, share, exchanged=exchanged)
         found = self._take(kind, rows, width)
@@ -114,7 +114,7 @@ class Arena:
         rows: int,
         width: int,
         buffer: Buffer,
-        share: Fraction = WHOLE,
+        share: Fraction = ONE,
         *,
         exchanged: bool = False,
     ) -> None:

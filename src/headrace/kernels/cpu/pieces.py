@@ -166,20 +166,16 @@ class EntryProgram:
 
     def _entry(self, batch: StepBatch, pictured: PicturedRows, entry: int, own: slice) -> StepBatch:
         """Return the step of one of its entries."""
-        first, last = pictured.text_starts[entry : entry + 2]
-        one = PicturedRows(
-            pictured.patches[own],
-            pictured.times[entry : entry + 1],
-            pictured.labels[entry : entry + 1],
-            pictured.texts[first:last],
-            np.array([0, last - first], np.int32),
-        )
+        (first, last), of = pictured.text_starts[entry : entry + 2], slice(entry, entry + 1)
+        given = pictured.patches[own], pictured.times[of], pictured.labels[of]
+        bounds = np.array([0, last - first], np.int32)
+        one = PicturedRows(*given, pictured.texts[first:last], bounds)
         return replace(
             batch,
             tokens=batch.tokens[own],
             positions=batch.positions[own],
             query_starts=np.array([0, self._units], np.int32),
-            lengths=batch.lengths[entry : entry + 1],
+            lengths=batch.lengths[of],
             sample_rows=np.zeros(1, np.int64),
             pictured=one,
         )
