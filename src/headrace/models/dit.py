@@ -184,11 +184,8 @@ def read_solver(config: Mapping[str, Any]) -> NoiseSolver:
             "epsilon, v_prediction",
             param="prediction_type",
         )
-    if plain.kind == "pndm" and not fields.flag("skip_prk_steps", False):
-        raise UnsupportedModel(
-            "scheduler_config.json: skip_prk_steps is false; supported: true",
-            param="skip_prk_steps",
-        )
+    if plain.kind == "pndm":
+        Fields({"skip_prk_steps": False, **config}, fields.where).expect("skip_prk_steps", True)
     clip = 0.0
     if plain.kind == "ddim" and fields.flag("clip_sample", True):
         clip = fields.number("clip_sample_range", 1e-3, 1e3, 1.0)

@@ -182,9 +182,9 @@ class Trajectory:
         x, kept = self.picture, [*self._outputs, output][-4:]
         if self.done == 1:  # The first step again, with what its end has shown.
             x, kept = self._began, self._outputs
-            mixed: Floats = (output + kept[0]) / np.float32(2)
+            mixed: Any = (output + kept[0]) / np.float32(2)
         else:
-            factors = np.float32(MULTISTEP[len(kept) - 1])
+            factors = np.array(MULTISTEP[len(kept) - 1], np.float32)
             mixed = np.tensordot(factors, np.stack(kept), 1)
         self._outputs = kept
         if self._solver.predicts == "v_prediction":
