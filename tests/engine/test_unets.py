@@ -24,7 +24,10 @@ from headrace.base.spec import RequestSpec
 from headrace.engine.clients.drawing import denoiser_of, read_drawing
 from headrace.engine.loop.prediction import drawing_seconds, step_predictor
 from headrace.loader.open import open_model
+from headrace.models.pipeline import parts_beside
+from headrace.models.reader import from_hf
 from headrace.models.registry import describe
+from headrace.models.t5 import GRID
 from headrace.roofline.composition import compose
 from headrace.roofline.counts import Case
 from headrace.roofline.memory_parts import values_bytes
@@ -35,6 +38,7 @@ from headrace.worker.solvers import normal
 from tiny import dit, stable
 
 __all__ = ["latents"]
+WIDE = {"intermediate_size": 3072, "num_hidden_layers": 12}
 TEXTS = "The boat at 3!", "fog, the fog"
 V: dit.Scheduler = (
     "DDIMScheduler",
@@ -380,3 +384,29 @@ def test_kernels_of_another_shape_are_refused(
     save_file(weights, path)
     with pytest.raises(ModelFileError, match=r"conv_in\.weight"):
         opened(folder).built.close()
+
+
+def test_the_first_stable_diffusion_has_its_numbers() -> None:
+    """Version 1.5's own configs: 859,520,964 numbers in the UNet, 123,060,480 in CLIP's encoder."""
+    levels = ["CrossAttnDownBlock2D"] * 3 + ["DownBlock2D"]
+    vae = {"block_out_channels": [128, 256, 512, 512], "layers_per_block": 2}
+    arch = from_hf(
+        {
+            "model_type": "unet",
+            "block_out_channels": [320, 640, 1280, 1280],
+            "down_block_types": levels,
+            "up_block_types": [one.replace("Down", "Up") for one in reversed(levels)],
+            "cross_attention_dim": 768,
+            "pad": 49407,
+            "text_encoder": {"hidden_size": 768, "num_attention_heads": 12, **WIDE},
+            "vae": {**vae, "up_block_types": ["UpDecoderBlock2D"] * 4},
+            "scheduler": {"_class_name": PNDM[0], **PNDM[1], "beta_end": 0.012},
+        }
+    )
+    graph, parts = describe(arch), parts_beside(arch)
+    assert sum(one.numbers for one in graph.weights()) == 859_520_964
+    texts = sum(one.numbers for one in parts["texts"][0].weights() if GRID not in one.names)
+    assert texts == 123_060_480
+    assert arch.denoiser is not None
+    assert arch.denoiser.shape == (3, 512, 512)
+    assert values_bytes(graph, 4096, 77) < 600 << 20, "less than a fifth of the weights"
