@@ -54,10 +54,10 @@ def unet(arch: ModelArch) -> Graph:
     assert denoiser is not None, "the architecture says nothing of a denoiser"
     assert denoiser.unet is not None, "the architecture says nothing of a UNet"
     assert denoiser.reads is not None, "the architecture says nothing of texts"
-    return _Unet(arch, denoiser, denoiser.unet, denoiser.reads.hidden).graph(denoiser.outputs)
+    return _UnetGraph(arch, denoiser, denoiser.unet, denoiser.reads.hidden).graph(denoiser.outputs)
 
 
-class _Unet:
+class _UnetGraph:
     """The graph of a UNet in the making."""
 
     def __init__(self, arch: ModelArch, denoiser: Denoiser, shape: Unet, context: int) -> None:
