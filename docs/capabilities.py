@@ -37,8 +37,13 @@ NOT_TRIED = "not tried"
 SHARING = ("deepseek_v3", "mixtral", "olmo3")
 """Families whose files call themselves after another."""
 RANKS = TESTS / "worker" / "test_ranks_of_workers.py"
-CHECKED_AS = {"bert": "encoder.py", "dit": "dit.py", "dlrm_dcnv2": "ranker.py"} | dict.fromkeys(
-    ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), "qwen_chat.py"
+CHECKED_AS = (
+    {"bert": "encoder.py", "dlrm_dcnv2": "ranker.py", "unet": "stable.py"}
+    | {
+        "dit": "dit.py",
+        "pixart": "dit.py",
+    }
+    | dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), "qwen_chat.py")
 )
 """Families whose oracle is not one of `tests/tiny/families.py`."""
 

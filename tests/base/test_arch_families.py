@@ -142,9 +142,9 @@ WRAPPERS = {
     "qwen3_5_moe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "internvl",
 }  # fmt: skip
 """Configs around a text model's, which is a family of its own."""
-OURS = {"dit", "pixart", "dlrm_dcnv2"}
+OURS = {"dit", "pixart", "unet", "dlrm_dcnv2"}
 """Configs of our own, and of pipelines: `tests/engine/test_ranker.py`, `test_denoiser.py`,
-`test_pipelines.py`."""
+`test_pipelines.py`, `test_unets.py`."""
 
 
 @pytest.mark.parametrize("kind", sorted(set(FAMILIES) - WRAPPERS - OURS))

@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from headrace.base.denoising import strip_of
 from headrace.base.graph import AttentionSpec, GroupNormSpec, PictureConvSpec
 from headrace.kernels.arrays import address
 from headrace.kernels.cpu.emit import NOWHERE, Emitted, bidirectional, matrix, record
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.records import ROWS_N, HrStep
-from headrace.kernels.pictured import attend, convolve, strip_of
+from headrace.kernels.pictured import attend, convolve
 
 Floats = npt.NDArray[np.float32]
 
@@ -35,6 +36,8 @@ def run(ops: CpuOperators, emitted: Emitted, **step: Any) -> None:
         PictureConvSpec(6, 8, stride=2),
         PictureConvSpec(3, 2, side=1),
         PictureConvSpec(3, 5, side=5, up=3),
+        PictureConvSpec(7, 5, stride=2),
+        PictureConvSpec(4, 3, up=2, cut=1),
     ],
 )
 @pytest.mark.parametrize("size", [3, 16])

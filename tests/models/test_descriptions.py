@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,16 @@ from headrace.base.arch import (
     Uneven,
 )
 from headrace.base.demand import Hidden, demand, head
-from headrace.base.denoising import Decoder, Denoiser, NoiseSolver, TextEncoder
+from headrace.base.denoising import (
+    CausalEncoder,
+    Decoder,
+    Denoiser,
+    NoiseSolver,
+    PictureConvSpec,
+    TextEncoder,
+    Unet,
+    UnetLevel,
+)
 from headrace.base.errors import EngineFault, UnsupportedModel
 from headrace.base.graph import AttentionSpec, ExpertsSpec, Graph
 from headrace.base.groups import graph_groups
@@ -65,6 +75,28 @@ SHAPES: dict[str, dict[str, Any]] = {
                 NoiseSolver("ddim"),
                 Decoder(3, (16, 8), 2, 4, True, True, 1.0, 0.0),
                 TextEncoder(90, 24, 2, 12, 40, 2, 1e-6, 8, 20, "gelu_tanh", True, 30),
+            )
+        ),
+        "kv_heads": 4,
+    },
+    "unet": {
+        "beyond": BeyondText(
+            denoiser=Denoiser(
+                4,
+                7,
+                1,
+                0,
+                4,
+                NoiseSolver("ddim"),
+                Decoder(3, (16, 8), 2, 4, True, True, 1.0, 0.0),
+                CausalEncoder(90, 24, 2, 40, 2, 1e-5, "quick_gelu", 30, 86),
+                unet=Unet(
+                    (UnetLevel(16, 1, 1, 2), UnetLevel(32, 1, 0, 2)),
+                    (UnetLevel(32, 2, 0, 2), UnetLevel(16, 2, 1, 2)),
+                    UnetLevel(32, 1, 1, 2),
+                    4,
+                    1e-5,
+                ),
             )
         ),
         "kv_heads": 4,
@@ -129,7 +161,9 @@ def arch_of(family: str) -> ModelArch:
 
 # A text that attends to an input has more attentions: tests/models/test_whisper_graphs.py. A ranker
 # has none, and a denoiser has no head.
-@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"whisper", "dit", "pixart", "dlrm_dcnv2"}))
+@pytest.mark.parametrize(
+    "family", sorted({*FAMILIES} - {"whisper", "dit", "pixart", "unet", "dlrm_dcnv2"})
+)
 def test_every_question_is_a_legal_graph(family: str) -> None:
     graph = describe(arch_of(family))
     questions: tuple[Hidden, ...] = ("none", "sampled", "every")
@@ -194,6 +228,31 @@ def test_a_pipeline_is_three_parts() -> None:
     nodes = tuple(wrong if one is conv else one for one in decoder.nodes)
     with pytest.raises(EngineFault, match="makes another number of rows"):
         verify(Graph(nodes, decoder.outputs, decoder.inputs))
+
+
+def test_a_unet_has_rows_of_several_sizes() -> None:
+    arch = arch_of("unet")
+    graph = describe(arch)
+    rows = [one.out[0].rows.of(49) for one in graph.nodes if one.kind == "conv"]
+    assert [*dict.fromkeys(rows)] == [7**2, 4**2]
+    assert graph.outputs["hidden"].rows.of(2 * 49) == 98
+    assert graph_groups(graph, "float32") == ()
+    kinds = Counter(node.kind for node in graph.nodes)
+    assert (kinds["conv"], kinds["beside"], kinds["attend"]) == (20, 4, 8)
+    wrongs = {
+        "makes another number of rows": lambda one: one.kind == "conv",
+        r"makes \[64\] columns, not \[32\]": lambda one: one.kind == "beside",
+        "reads rows of N by rows of R": lambda one: one.kind == "modulate",
+        "goes from N over T to N": lambda one: one.kind == "attend" and len(one.reads) > 1,
+    }
+    for match, of in wrongs.items():
+        node = next(filter(of, graph.nodes))
+        wrong = replace(node, reads=node.reads[:1] * (1 if node.kind == "beside" else 2))
+        if isinstance(node.spec, PictureConvSpec):
+            wrong = replace(node, spec=node.spec._replace(stride=2))
+        nodes = tuple(wrong if one is node else one for one in graph.nodes)
+        with pytest.raises(EngineFault, match=match):
+            verify(Graph(nodes, graph.outputs))
 
 
 def test_rows_of_entries_are_where_they_belong() -> None:

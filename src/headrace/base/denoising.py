@@ -3,9 +3,10 @@ solver, and a picture's parameters."""
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Literal, NamedTuple
 
-SolverKind = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "flow_euler"]
+SolverKind = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "pndm", "flow_euler"]
 Betas = Literal["linear", "scaled_linear", "squaredcos_cap_v2"]
 Prediction = Literal["epsilon", "sample", "v_prediction"]
 Spacing = Literal["leading", "linspace", "trailing"]
@@ -38,7 +39,7 @@ class NoiseSolver(NamedTuple):
     clip: float = 0.0
     """Largest number of a predicted picture; 0: it is not clipped."""
     to_one: bool = True
-    """Whether the last step of `ddim` leaves no noise."""
+    """Whether the last step of `ddim` and `pndm` leaves no noise."""
     shift: float = 1.0
     """Shift of `flow_euler`'s noise levels (Esser et al. 2024)."""
 
@@ -46,6 +47,11 @@ class NoiseSolver(NamedTuple):
     def most(self) -> int:
         """Maximum steps of a picture, each at a time step of its own."""
         return max(1, min(MOST_STEPS, self.trained - self.offset - (self.kind == "dpmpp_2m")))
+
+    def evaluations(self, steps: int) -> int:
+        """Return how often the model runs for a picture of so many steps: `pndm` does its second
+        step twice."""
+        return steps + (self.kind == "pndm" and steps > 1)
 
 
 class Decoder(NamedTuple):
@@ -95,6 +101,7 @@ class TextEncoder(NamedTuple):
     gated: bool
     most: int
     """Tokens of a text."""
+    pad: None = None
 
     @property
     def slices(self) -> int:
@@ -108,13 +115,69 @@ class TextEncoder(NamedTuple):
         return -(-self.most // 16) * 16
 
 
+class CausalEncoder(NamedTuple):
+    """The text encoder of a pipeline: CLIP's (Radford et al. 2021, arXiv 2103.00020)."""
+
+    vocabulary: int
+    hidden: int
+    heads: int
+    inner: int
+    layers: int
+    eps: float
+    activation: Literal["quick_gelu", "gelu"]
+    most: int
+    """Tokens of a text: each text is padded to as many."""
+    pad: int
+    """Token after a text's end."""
+
+    @property
+    def slices(self) -> int:
+        """Parts of its work: see `TextEncoder.slices`; the first is the tokens' places."""
+        return 2 * self.layers + 2
+
+    @property
+    def reach(self) -> int:
+        """`AttentionSpec.reach`."""
+        return -(-self.most // 16) * 16
+
+
+class UnetLevel(NamedTuple):
+    """A size of the pictures inside a UNet, on the way down or up."""
+
+    width: int
+    """Channels."""
+    layers: int
+    """Residual blocks."""
+    depth: int
+    """Transformer layers after each; 0: none."""
+    heads: int
+
+
+class Unet(NamedTuple):
+    """A UNet whose places attend to each other and to texts (Rombach et al. 2022)."""
+
+    down: tuple[UnetLevel, ...]
+    """From the picture's size on; each next level has half the lines and columns, rounded up."""
+    up: tuple[UnetLevel, ...]
+    """From the smallest size on."""
+    middle: UnetLevel | None
+    """Two residual blocks with transformer layers between them; None: nothing."""
+    groups: int
+    eps: float
+
+    @property
+    def width(self) -> int:
+        """Channels of the largest size, and features of a time step."""
+        return self.down[0].width
+
+
 Phase = tuple[Literal["text", "step", "slice"], int]
 """Kind of work that a picture's row does in a step, and its number among those of its kind."""
 
 
 class Denoiser(NamedTuple):
     """A diffusion transformer that is conditioned on classes (Peebles and Xie 2022, arXiv
-    2212.09748) or on texts (Chen et al. 2023, arXiv 2310.00426)."""
+    2212.09748) or on texts (Chen et al. 2023, arXiv 2310.00426), or a UNet."""
 
     channels: int
     size: int
@@ -128,10 +191,17 @@ class Denoiser(NamedTuple):
     solver: NoiseSolver
     decoder: Decoder | None = None
     """None: latents are the pictures."""
-    reads: TextEncoder | None = None
+    reads: TextEncoder | CausalEncoder | None = None
     """None: it is conditioned on classes."""
     stretch: float = 1.0
     """Factor between the places of patches, and what its table of positions was trained for."""
+    unet: Unet | None = None
+    """None: it is a transformer."""
+
+    @property
+    def features(self) -> int:
+        """Features of a time step."""
+        return TIMES if self.unet is None else self.unet.width
 
     @property
     def texts(self) -> int:
@@ -173,6 +243,7 @@ class PictureWish(NamedTuple):
 
     label: int
     steps: int
+    """Runs of the model: `NoiseSolver.evaluations`."""
     guidance: float
     """Factor on the class's difference (Ho and Salimans 2022); at most 1: no guidance."""
     choice: int = 0
@@ -214,6 +285,15 @@ class PictureConvSpec(NamedTuple):
     """Times that each line and column is repeated before."""
     stride: int = 1
     """Lines and columns from one place to the next."""
+    cut: int = 0
+    """Lines and columns that are left out at the end of those repeated."""
+
+    @property
+    def made(self) -> tuple[int, int]:
+        """Lines and columns of the result."""
+        sizes = (each * self.up - self.cut for each in (self.lines, self.columns))
+        lines, columns = (-(-each // self.stride) for each in sizes)
+        return lines, columns
 
 
 class GroupNormSpec(NamedTuple):
@@ -222,3 +302,13 @@ class GroupNormSpec(NamedTuple):
     groups: int
     eps: float
     silu: bool = False
+
+
+STRIP = 512
+"""Rows of a convolution's strip, at most: side² times as wide, they lie in the caches."""
+
+
+def strip_of(rows: int) -> int:
+    """Return the rows of the strips of results whose rows are multiples of `rows`."""
+    found = [one for at in range(1, isqrt(rows) + 1) if not rows % at for one in (at, rows // at)]
+    return max(one for one in found if one <= STRIP)

@@ -11,7 +11,7 @@ their identity.
 |---|---|---|---|
 | `embed` | an index input of the step → [N, D]; of a ranking: perhaps x → x, numbers and bags side by side; of pictures: their numbers | table, or one for each bag | `EmbedSpec`, `BagsSpec`, `GivenSpec` |
 | `norm` | [·, D] → [·, D]; adaptive: x, gains and shifts [R, D] of each entry | gain, and of `layer` perhaps a shift | `NormSpec` |
-| `modulate` | residual, x, factors [R, D] of each entry → residual + factor · x | | |
+| `modulate` | residual, x, factors [R, D] of each entry → residual + factor · x; residual, factors → their sum | | |
 | `add` | residual, x → residual + scale · x | | `AddSpec`, perhaps |
 | `scale` | x → factor · x | perhaps one number more | `ScaleSpec` |
 | `linear` | [·, in] → [·, out] | matrix, perhaps bias | `LinearSpec` |
@@ -28,6 +28,7 @@ their identity.
 | `delta_rule` | q, k, v [N, ·], gate z, b, a → [N, H · V] | log of the decay, bias of the step, gain | `DeltaSpec` |
 | `ssm` | x, B, C [N, ·], gate z, dt → [N, H · P] | log of the decay, bias of the step, skip, gain | `SsmSpec` |
 | `part` | columns of a value | | `PartSpec` |
+| `beside` | [·, A], [·, B] → [·, A + B] | | |
 | `select` | [N, D] → [R, D] of the sampled rows; made by `base.demand` alone | | |
 | `scatter` | x → x with rows of other parts' outputs at their places, or plus these; made by `base.scatter` alone | | `ScatterSpec` |
 | `window` | rows of x → each with the rows after it, side by side | | `WindowSpec` |
@@ -273,7 +274,7 @@ class Node:
 
 ROW_WISE = frozenset(
     ("norm", "add", "linear", "gated", "activate", "multiply", "route", "experts", "part")
-) | {"absorb", "unpack", "exchange", "reduce", "scale"}
+) | {"beside", "absorb", "unpack", "exchange", "reduce", "scale"}
 """Kinds whose output row depends on that row of the inputs alone."""
 RECURRENT = frozenset(("short_conv", "delta_rule", "ssm"))
 """Kinds that go on from the state of the row's sequence, and leave it for the following tokens."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from math import prod
 from typing import NamedTuple
 
 from .errors import EngineFault
@@ -115,10 +116,11 @@ def _verify_weights(graph: Graph) -> None:
 
 def _rows(node: Node) -> Iterator[str]:
     rows = {value.rows for value in (*node.reads, *node.out)}
-    if (node.kind, len(node.reads)) in (("norm", 3), ("modulate", 3)):
-        many = 1 if node.kind == "norm" else 2
-        each = [value.rows for value in (*node.reads, *node.out)]
-        if each != [*[TOKENS] * many, *[SAMPLED] * (3 - many), TOKENS]:
+    if node.kind == "modulate" or (node.kind == "norm" and len(node.reads) > 1):
+        many, made = 1 if node.kind == "norm" else len(node.reads) - 1, node.out[0].rows
+        each = [value.rows for value in node.reads]
+        sampled = [SAMPLED] * (len(each) - many)
+        if made.name != TOKENS.name or each != [*[made] * many, *sampled]:
             yield "reads rows of N by rows of R"
     elif (own := _own_rows(node)) is not None:
         if rows != {own}:
@@ -130,7 +132,9 @@ def _rows(node: Node) -> Iterator[str]:
         if isinstance(node.spec, PictureConvSpec) and not _convolved(node, node.spec):
             yield "makes another number of rows"
     elif node.kind == "attend" and len(node.reads) > 1:
-        if [value.rows for value in (*node.reads, *node.out)] != [TOKENS, TEXTS, TOKENS]:
+        made = node.out[0].rows
+        wanted = [made, TEXTS] if made.name == TOKENS.name else []
+        if [value.rows for value in node.reads] != wanted:
             yield "goes from N over T to N"
     elif node.kind == "window":
         if isinstance(node.spec, WindowSpec) and not _windows(node, node.spec):
@@ -163,7 +167,7 @@ def _convolved(node: Node, spec: PictureConvSpec) -> bool:
     """Return whether a convolution's rows follow from those that it reads."""
     (x,), (out,) = node.reads, node.out
     read = spec.lines * spec.columns
-    made = spec.lines * spec.up // spec.stride * (spec.columns * spec.up // spec.stride)
+    made = prod(spec.made)
     ratio = out.rows.times * x.rows.over * read, x.rows.times * out.rows.over * made
     return x.rows.name == out.rows.name and ratio[0] == ratio[1]
 
@@ -239,7 +243,11 @@ def _form(node: Node) -> Form | None:
         case "receive", None:
             return Form([], [y])
         case "modulate", None:
-            return Form([x] * 3, [x])
+            return Form([x] * len(node.reads), [x])
+        case "beside", None:
+            return Form(
+                [value.width for value in node.reads], [sum(one.width for one in node.reads)]
+            )
         case "norm", NormSpec("layer") if len(node.reads) > 1:
             return Form([x] * 3, [x])
         case "norm", NormSpec(kind):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ..base.exchange import ExchangeSpec
 from ..base.graph import (
+    TOKENS,
     ActivationSpec,
     AddSpec,
     AttentionSpec,
@@ -30,6 +31,7 @@ from ..base.graph import (
     PartSpec,
     PictureConvSpec,
     RouteSpec,
+    Rows,
     ScaleSpec,
     ScatterSpec,
     Value,
@@ -222,6 +224,9 @@ class _Run:
         y = group_norm(self.values[node.reads[0]], spec, gain, shift, len(self.batch.lengths))
         self.values[node.out[0]] = self.ops.activate(y, "silu") if spec.silu else y
 
+    def _beside(self, node: Node) -> None:
+        self.values[node.out[0]] = joined([self.values[value] for value in node.reads], 1)
+
     def _norm(self, node: Node) -> None:
         spec, x = cast(NormSpec, node.spec), self.values[node.reads[0]]
         if len(node.reads) > 1:
@@ -243,12 +248,18 @@ class _Run:
         self.values[node.out[0]] = self.ops.add(self.values[x], self._spent(residual), factor)
 
     def _modulate(self, node: Node) -> None:
-        residual, x = (self.values[value] for value in node.reads[:2])
-        self.values[node.out[0]] = residual + self._by_token(node.reads[2]) * x
+        residual, *x = (self.values[value] for value in node.reads[:-1])
+        factors = self._by_token(node.reads[-1], node.out[0].rows)
+        self.values[node.out[0]] = residual + (factors * x[0] if x else factors)
 
-    def _by_token(self, value: Value) -> Array:
-        """Return rows [B, ·] of entries repeated for each of their tokens [N, ·]."""
+    def _bounds(self, rows: Rows) -> npt.NDArray[np.int32]:
+        """Return the bounds of the entries in a value of so many rows."""
         starts = host(self.batch.query_starts)
+        return starts if rows == TOKENS else starts * rows.times // rows.over
+
+    def _by_token(self, value: Value, rows: Rows = TOKENS) -> Array:
+        """Return rows [B, ·] of entries repeated for each of their tokens [N, ·]."""
+        starts = self._bounds(rows)
         owners = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         return self.values[value][owners]
 
@@ -293,7 +304,7 @@ class _Run:
     def _attend(self, node: Node) -> None:
         spec, x = cast(AttentionSpec, node.spec), self.values[node.reads[0]]
         kv, batch, group = (None, self.batch, 0) if spec.bidirectional else self._kv(spec)
-        if spec.bidirectional and (spec.across or spec.reach):
+        if spec.bidirectional and (spec.across or spec.reach or node.out[0].rows != TOKENS):
             self._attend_apart(node, spec)
             return
         if spec.across:
@@ -303,9 +314,9 @@ class _Run:
         self.values[node.out[0]] = self.ops.attend(x, spec, kv, batch, group, sinks)
 
     def _attend_apart(self, node: Node, spec: AttentionSpec) -> None:
-        """Attend to rows of texts, or to the own entry with biases."""
+        """Attend to rows of texts, or to the own entry with biases or at another size."""
         q, *others = (floats(self.values[value]) for value in node.reads)
-        bounds = keys = host(self.batch.query_starts)
+        bounds = keys = self._bounds(node.out[0].rows)
         if others:
             assert self.batch.pictured is not None, "the step has no texts"
             keys = self.batch.pictured.text_starts

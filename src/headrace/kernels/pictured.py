@@ -5,31 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from math import isqrt
 
 import numpy as np
 import numpy.typing as npt
 
+from ..base.denoising import strip_of
 from ..base.graph import AttentionSpec, GroupNormSpec, PictureConvSpec
 from .arrays import Array, joined
-
-STRIP = 512
-"""Rows of a strip, at most: side² times as wide, they lie in the caches."""
-
-
-def strip_of(rows: int) -> int:
-    """Return the rows of the strips of results whose rows are multiples of `rows`."""
-    found = [one for at in range(1, isqrt(rows) + 1) if not rows % at for one in (at, rows // at)]
-    return max(one for one in found if one <= STRIP)
 
 
 def convolve(x: Array, spec: PictureConvSpec, product: Callable[[Array], Array]) -> list[Array]:
     """Return the strips of a convolution's result. `product`: that of rows [·, side² · C]."""
-    high, wide = spec.lines * spec.up, spec.columns * spec.up
-    lines, columns = high // spec.stride, wide // spec.stride
+    high, wide = (each * spec.up - spec.cut for each in (spec.lines, spec.columns))
+    lines, columns = spec.made
     read = spec.lines * spec.columns
     count = len(x) // read * lines * columns
     padded = joined([x, 0 * x[:1]], 0)  # The last row is outside of all pictures.
+    if not count:  # A step without pictures.
+        return [product(joined([x[:0]] * spec.side**2, 1))]
     found = []
     for first in range(0, count, step := strip_of(count)):
         place = np.arange(first, first + step)
@@ -47,6 +40,8 @@ def convolve(x: Array, spec: PictureConvSpec, product: Callable[[Array], Array])
 
 def group_norm(x: Array, spec: GroupNormSpec, gain: Array, shift: Array, entries: int) -> Array:
     """Return the norm of rows of so many entries of one size, without the activation."""
+    if not entries:
+        return x
     parts = x.reshape(entries, -1, spec.groups, x.shape[1] // spec.groups)
     count = parts.shape[1] * parts.shape[3]
     centred = parts - (parts.sum(3).sum(1) / count)[:, None, :, None]

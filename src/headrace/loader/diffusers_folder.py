@@ -5,7 +5,7 @@ Without a decoder (`vae`) the latents are pictures in one or three channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import isqrt, prod
 from pathlib import Path
@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..base.denoising import TextEncoder
+from ..base.denoising import CausalEncoder, TextEncoder
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.modelfiles import ModelFiles
 from ..kernels.arrays import floats
-from ..models import t5, vae
+from ..models import clip, t5, vae
 from ..models.dit import POSITIONS
 from ..models.reader import from_hf
 from ..models.registry import describe
 from ..quant.ggml_types import DENSE
+from ..text.clip import in_parts, pad_of
 from .encoder_files import check_shapes
 from .folder import NO_TEXT, licence_of
 from .jsonfile import read_json
@@ -30,17 +31,22 @@ from .safetensors_file import StoredTensor
 from .shards import find_shards, read_headers
 from .weight_source import Named
 
+HIDDEN = -1e30
+"""Added to the score of a token that is hidden."""
 INDEX, FORMAT = "model_index.json", "diffusers"
 STEM = "diffusion_pytorch_model"
 """Beginning of the names of weight files."""
 MOST_NAME = 200
 """Maximum letters of a class's name."""
-PIPELINES: Mapping[str, tuple[str, str, int]] = {
-    "DiTPipeline": ("dit", "DiTTransformer2DModel", 0),
-    "PixArtAlphaPipeline": ("pixart", "PixArtTransformer2DModel", 120),
-    "PixArtSigmaPipeline": ("pixart", "PixArtTransformer2DModel", 300),
+_PIXART = "pixart", "transformer", "PixArtTransformer2DModel", t5.CLASS
+PIPELINES: Mapping[str, tuple[str, str, str, str | None, int | None]] = {
+    "DiTPipeline": ("dit", "transformer", "DiTTransformer2DModel", None, None),
+    "PixArtAlphaPipeline": (*_PIXART, 120),
+    "PixArtSigmaPipeline": (*_PIXART, 300),
+    "StableDiffusionPipeline": ("unet", "unet", "UNet2DConditionModel", clip.CLASS, None),
 }
-"""Pipelines → (family, its class, most tokens of a text; 0: no text is read)."""
+"""Pipelines → (family, folder of its weights, its class, that of its text encoder or None, most
+tokens of a text where its encoder does not say)."""
 
 
 def open_pipeline(folder: Path, name: str, licence: str | None = None) -> ModelFiles:
@@ -49,24 +55,27 @@ def open_pipeline(folder: Path, name: str, licence: str | None = None) -> ModelF
     index = read_json(folder / INDEX)
     given = index.get("_class_name")
     _expect(INDEX, "_class_name", given, *PIPELINES)
-    family, transformer, texts = PIPELINES[str(given)]
-    _expect(INDEX, "transformer", _class(index, "transformer"), transformer)
+    family, main, named, reader, texts = PIPELINES[str(given)]
+    _expect(INDEX, main, _class(index, main), named)
     _expect(INDEX, "vae", _class(index, "vae"), None, vae.CLASS)
-    folders = {"transformer": STEM}
+    folders = {main: STEM}
     if _class(index, "vae") is not None:
         folders["vae"] = STEM
     tokenizer: Path | dict[str, Any] = NO_TEXT
-    if texts:
-        _expect(INDEX, "text_encoder", _class(index, "text_encoder"), t5.CLASS)
+    if reader is not None:
+        _expect(INDEX, "text_encoder", _class(index, "text_encoder"), reader)
         folders["text_encoder"] = "model"
         tokenizer = folder / "tokenizer" / "tokenizer.json"
-        if not tokenizer.is_file():
+        if not tokenizer.is_file() and not (reader == clip.CLASS and in_parts(tokenizer)):
             raise ModelFileError(f"{folder}: it lacks tokenizer/tokenizer.json", param="tokenizer")
     configs: dict[str, Any] = {part: read_json(folder / part / "config.json") for part in folders}
-    config = configs["transformer"]
-    _expect("config.json", "_class_name", config.get("_class_name"), transformer)
+    config, pad = configs[main], None
+    if reader == clip.CLASS:
+        most = configs["text_encoder"].get("max_position_embeddings", 77)
+        pad = pad_of(folder / "tokenizer", most)
+    _expect("config.json", "_class_name", config.get("_class_name"), named)
     own = {
-        "model_type": family, "architectures": [transformer], "texts": texts or None,
+        "model_type": family, "architectures": [named], "texts": texts, "pad": pad,
         "scheduler": read_json(folder / "scheduler" / "scheduler_config.json"),
         "vae": configs.get("vae"), "text_encoder": configs.get("text_encoder"),
     }  # fmt: skip
@@ -125,6 +134,7 @@ def _labels(given: Any, classes: int) -> dict[str, int]:
 def _stored(files: ModelFiles, part: str) -> dict[str, StoredTensor]:
     """Return the tensors of a part's folder. Raises `ModelFileError`, `UnsupportedModel`."""
     stored = read_headers(tuple(one for one in files.weights if one.parent.name == part))
+    stored.pop("text_model.embeddings.position_ids", None)  # Counts from 0, in older files.
     for name, tensor in stored.items():
         if tensor.dtype not in DENSE:
             raise UnsupportedModel(
@@ -135,6 +145,10 @@ def _stored(files: ModelFiles, part: str) -> dict[str, StoredTensor]:
 
 def denoiser_weights(files: ModelFiles) -> Iterator[tuple[str, Named]]:
     """Yield (name, weight) of every tensor. Raises `ModelFileError`, `UnsupportedModel`."""
+    assert files.arch.denoiser is not None
+    if files.arch.denoiser.unet is not None:
+        yield from _with_kernels(_stored(files, "unet").items())
+        return
     stored = _stored(files, "transformer")
     for name, tensor in [*stored.items()]:
         if name.endswith("scale_shift_table"):
@@ -144,20 +158,30 @@ def denoiser_weights(files: ModelFiles) -> Iterator[tuple[str, Named]]:
     wanted, table = describe(files.arch).tensors(), f"{POSITIONS}.weight"
     tokens, width = wanted.pop(table)
     check_shapes(stored, wanted.items())
-    assert files.arch.denoiser is not None
     yield table, _positions(isqrt(tokens), width, files.arch.denoiser.stretch)
     yield from stored.items()
 
 
 def decoder_weights(files: ModelFiles) -> Iterator[tuple[str, Named]]:
     """Yield (name, weight) of every tensor of the decoder's graph."""
+    found = dict[str, StoredTensor]()
     for name, tensor in _stored(files, "vae").items():
-        if not name.startswith(("decoder.", "post_quant_conv.")):
-            continue
-        for old, new in _OLD if ".attentions." in name else ():
-            name = name.replace(old, new)
+        if name.startswith(("decoder.", "post_quant_conv.")):
+            for old, new in _OLD if ".attentions." in name else ():
+                name = name.replace(old, new)
+            found[name] = tensor
+    yield from _with_kernels(found.items())
+
+
+def _with_kernels(found: Iterable[tuple[str, StoredTensor]]) -> Iterator[tuple[str, Named]]:
+    """Yield (name, weight), matrices in place of kernels."""
+    for name, tensor in found:
         if len(tensor.shape) < 3:
             yield name, tensor
+        elif len(tensor.shape) != 4 or tensor.shape[2] != tensor.shape[3]:
+            raise ModelFileError(
+                f"{name:.100} is of shape {list(tensor.shape)}, which no kernel has"
+            )
         else:  # Kernels [out, in, row, column] as products with rows side by side.
             kernel = tensor.read().transpose(0, *range(2, len(tensor.shape)), 1)
             yield name, kernel.reshape(len(kernel), prod(kernel.shape[1:])).copy()
@@ -177,6 +201,10 @@ def text_weights(files: ModelFiles) -> Iterator[tuple[str, Named]]:
     reads = files.arch.denoiser.reads
     assert reads is not None, "it reads texts"
     stored = _stored(files, "text_encoder")
+    if isinstance(reads, CausalEncoder):
+        yield t5.GRID, _past(reads)
+        yield from ((name.removeprefix("text_model."), one) for name, one in stored.items())
+        return
     if (tied := stored.pop("encoder.embed_tokens.weight", None)) is not None:
         stored.setdefault("shared.weight", tied)
     check_shapes(stored, [(t5.TABLE, (reads.buckets, reads.heads))])
@@ -194,6 +222,13 @@ def _biases(table: StoredTensor, reads: TextEncoder) -> npt.NDArray[np.float32]:
     bucket += half * (distance > 0)
     found: npt.NDArray[np.float32] = floats(table.read()).T[:, bucket].reshape(-1)
     return np.ascontiguousarray(found)
+
+
+def _past(reads: CausalEncoder) -> npt.NDArray[np.float32]:
+    """Return a bias of each head and distance that hides the tokens after each: see
+    `AttentionSpec.reach`."""
+    after = np.arange(1 - reads.reach, reads.reach + 1) > 0
+    return np.tile(np.where(after, np.float32(HIDDEN), np.float32(0)), reads.heads)
 
 
 def _positions(side: int, width: int, stretch: float) -> npt.NDArray[np.float32]:

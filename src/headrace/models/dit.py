@@ -34,6 +34,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "EulerDiscreteScheduler": {"kind": "euler"},
     "EulerAncestralDiscreteScheduler": {"kind": "euler_ancestral"},
     "DPMSolverMultistepScheduler": {"kind": "dpmpp_2m"},
+    "PNDMScheduler": {"kind": "pndm", "spacing": "leading", "to_one": False},
     "FlowMatchEulerDiscreteScheduler": {"kind": "flow_euler"},
 }
 """Classes of diffusers' schedulers → the solver with the defaults of their configs."""
@@ -150,7 +151,7 @@ def _denoiser(config: Config) -> Denoiser:
         classes = fields.integer("num_embeds_ada_norm", 1, 2**20, 1000)
     vae = fields.mapping("vae")
     decoder = None if vae is None else read_decoder(vae, channels)
-    solver = _solver(fields.mapping("scheduler") or {})
+    solver = read_solver(fields.mapping("scheduler") or {})
     if (tokens := (size // patch) ** 2) > MOST_TOKENS:
         raise UnsupportedModel(
             f"{fields.where}: a picture has {tokens} patches; at most {MOST_TOKENS} are supported",
@@ -160,7 +161,8 @@ def _denoiser(config: Config) -> Denoiser:
     return Denoiser(channels, size, patch, classes, outputs, solver, decoder, reads, stretch)
 
 
-def _solver(config: Mapping[str, Any]) -> NoiseSolver:
+def read_solver(config: Mapping[str, Any]) -> NoiseSolver:
+    """Read a `scheduler_config.json`. Raises `ModelFileError` and `UnsupportedModel`."""
     fields = Fields(config, "scheduler_config.json")
     known = KINDS[fields.word("_class_name", KINDS)]
     for key, allowed in NEUTRAL.items():
@@ -176,12 +178,14 @@ def _solver(config: Mapping[str, Any]) -> NoiseSolver:
     spacing: Any = fields.word(
         "timestep_spacing", ("leading", "linspace", "trailing"), plain.spacing
     )
-    if predicts == "sample" and plain.kind.startswith("euler"):
+    if predicts == "sample" and plain.kind in ("euler", "euler_ancestral", "pndm"):
         raise UnsupportedModel(
-            "scheduler_config.json: prediction_type is sample; supported for Euler: epsilon, "
-            "v_prediction",
+            "scheduler_config.json: prediction_type is sample; supported for Euler and PNDM: "
+            "epsilon, v_prediction",
             param="prediction_type",
         )
+    if plain.kind == "pndm":
+        Fields({"skip_prk_steps": False, **config}, fields.where).expect("skip_prk_steps", True)
     clip = 0.0
     if plain.kind == "ddim" and fields.flag("clip_sample", True):
         clip = fields.number("clip_sample_range", 1e-3, 1e3, 1.0)
@@ -194,7 +198,7 @@ def _solver(config: Mapping[str, Any]) -> NoiseSolver:
         spacing=spacing,
         offset=fields.integer("steps_offset", 0, min(1, trained - 1), 0),
         clip=clip,
-        to_one=fields.flag("set_alpha_to_one", True),
+        to_one=fields.flag("set_alpha_to_one", plain.to_one),
     )
 
 

@@ -33,6 +33,7 @@ from . import (
     qwen,
     qwen3_next,
     starcoder2,
+    unet,
     whisper,
 )
 from .family import Family
@@ -40,7 +41,7 @@ from .family import Family
 FILES = (
     arcee, bert, cohere2, deepseek, dit, dlrm, gemma, gemma4, glm, gpt_oss, granite, lfm2, llama,
     llama4, minimax_m2, ministral3, nemotron_h, olmo2, phi3, pixart, qwen, qwen3_next, starcoder2,
-    whisper,
+    unet, whisper,
 )  # fmt: skip
 """Families, one file per line."""
 ALL: tuple[Family, ...] = tuple(family for file in FILES for family in file.FAMILIES)

@@ -56,7 +56,7 @@ def describe_texts(arch: ModelArch) -> Graph:
     """Describe the rows [N, hidden] of a text's tokens."""
     assert arch.denoiser is not None
     t5 = arch.denoiser.reads
-    assert t5 is not None, "it is conditioned on classes"
+    assert isinstance(t5, TextEncoder), "it reads its texts otherwise"
     to = Description(replace(arch, hidden=t5.hidden, norm_eps=t5.eps))
     heads = t5.heads, t5.heads, t5.size, 1.0
     grid = vector([GRID], [t5.heads * 2 * t5.reach])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 from ..base.arch import ModelArch
@@ -54,7 +55,7 @@ def describe_decoder(arch: ModelArch) -> Graph:
     assert denoiser is not None
     assert denoiser.decoder is not None, "latents are the pictures"
     decoder, side = denoiser.decoder, denoiser.size
-    make = _Pictures(Description(arch), side, decoder.groups)
+    make = Pictures(Description(arch), side, decoder.groups, EPS)
     given = x = Value(TOKENS, denoiser.channels)
     if decoder.mixes:
         x = make.conv(x, "post_quant_conv", x.width, side=1)
@@ -72,33 +73,44 @@ def describe_decoder(arch: ModelArch) -> Graph:
     return make.to.graph([given], hidden=make.conv(x, "decoder.conv_out", decoder.channels))
 
 
-class _Pictures:
+class Pictures:
     """A graph of pictures in the making: their size, and the nodes of their blocks."""
 
-    def __init__(self, to: Description, side: int, groups: int) -> None:
-        self.to, self._side, self._groups = to, side, groups
+    def __init__(self, to: Description, side: int, groups: int, eps: float) -> None:
+        """`side`: lines and columns of the pictures in N rows; `groups`, `eps`: see `norm`."""
+        self.to, self.side, self._first = to, side, side
+        self._groups, self._eps = groups, eps
 
-    def conv(self, x: Value, name: str, outputs: int, *, side: int = 3, up: int = 1) -> Value:
-        spec = PictureConvSpec(self._side, self._side, side, up)
-        rows = Rows(x.rows.name, times=x.rows.times * up * up)
-        out = Value(rows, outputs)
-        weight = matrix([name], [outputs], side * side * x.width, "linear", purpose="up")
+    def conv(self, x: Value, name: str, outputs: int, **more: int) -> Value:
+        """Describe a convolution with a bias. `more`: fields of `PictureConvSpec`."""
+        spec = PictureConvSpec(self.side, self.side, **more)
+        self.side = spec.made[0]
+        share = Fraction(self.side, self._first) ** 2
+        out = Value(Rows("N", times=share.numerator, over=share.denominator), outputs)
+        weight = matrix([name], [outputs], spec.side**2 * x.width, "linear", purpose="up")
         weights = weight, vector([f"{name}.bias"], [outputs])
         self.to.nodes(Node("conv", (x,), (out,), weights, spec))
-        self._side *= up
         return out
 
-    def norm(self, x: Value, name: str, *, silu: bool) -> Value:
+    def norm(self, x: Value, name: str, *, silu: bool, eps: float | None = None) -> Value:
+        """Describe a norm of groups of channels."""
         weights = [vector([f"{name}.{part}"], [x.width]) for part in ("weight", "bias")]
-        spec = GroupNormSpec(self._groups, EPS, silu)
+        spec = GroupNormSpec(self._groups, eps or self._eps, silu)
         return self.to.node("group_norm", (x,), x.width, weights, spec)
 
-    def residual(self, x: Value, name: str, outputs: int) -> Value:
+    def residual(self, x: Value, name: str, outputs: int, time: Value | None = None) -> Value:
+        """Describe a residual block; `time` [R, ·] shifts all places of a picture. x may be read
+        again: the sum lies where the second convolution's result was."""
         inner = self.conv(self.norm(x, f"{name}.norm1", silu=True), f"{name}.conv1", outputs)
+        if time is not None:
+            at = f"{name}.time_emb_proj"
+            made = self.to.linear(time, at, outputs=outputs, bias=True, purpose="up")
+            inner = self.to.node("modulate", (inner, made), outputs)
         inner = self.conv(self.norm(inner, f"{name}.norm2", silu=True), f"{name}.conv2", outputs)
         if x.width != outputs:
-            x = self.conv(x, f"{name}.conv_shortcut", outputs, side=1)
-        return self.to.add(x, inner)
+            at = f"{name}.conv_shortcut"
+            x = self.to.linear(x, at, outputs=outputs, bias=True, purpose="up")
+        return self.to.add(inner, x)
 
     def attention(self, x: Value, name: str) -> Value:
         normed, width = self.norm(x, f"{name}.group_norm", silu=False), x.width

@@ -103,16 +103,17 @@ def _latent(
 
 
 def bidirectional_attention(
-    case: Case, spec: AttentionSpec, step: Composition, calls: int
+    case: Case, spec: AttentionSpec, step: Composition, calls: int, rows: int
 ) -> Count:
     """Count 4 · H · E FLOPs for each of n² pairs of an input of n tokens, 5 · H for the softmax.
+    `rows`: those of all inputs at the layer's size of a picture, else the step's tokens.
 
     `Composition` counts causal pairs, n · (n + 1) / 2 each: all pairs are twice that less n. q, k
     and v come from this step's projection; nothing is cached. With windows of w tokens, n · w pairs
     at most.
     """
-    tokens = step.tokens
-    pairs = 2 * step.attended[None].pairs - tokens
+    tokens = rows
+    pairs = (2 * step.attended[None].pairs - step.tokens) * rows**2 // max(1, step.tokens) ** 2
     if spec.across and case.arch.denoiser is not None:
         pairs = tokens * case.arch.denoiser.texts
     if spec.window is not None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..base.arch import ModelArch
+from ..base.denoising import strip_of
+from ..base.graph import SAMPLED, TEXTS, AttentionSpec, Graph, Rows, Value
 from ..base.groups import block_bytes, graph_groups, pool_bytes, pool_of_rank
 from ..base.step import GroupShape, PoolShape
 from ..models.registry import describe
@@ -81,11 +84,15 @@ def activation_bytes(wish: Wish) -> int:
     feed-forward: (D + 2I + I + D) · N · b  (x, gate_up, gated, result), for MoE with I = active ·
     intermediate + shared, and the experts' inputs and outputs 2 · active · D,
     sampling: `SAMPLING_COPIES` · R · V · 4  with R = rows.
-    If the step was measured (`Wish.step_bytes`), that.
+    If the step was measured (`Wish.step_bytes`), that. A UNet's entries run one after the other:
+    the values of one, and what goes into the step and comes out of it.
     """
     if wish.step_bytes:
         return wish.step_bytes
     arch, tokens, width = wish.arch, wish.step_tokens, dtype_bytes(wish.dtype)
+    if arch.denoiser is not None and arch.denoiser.unet is not None:
+        own, given = arch.denoiser, arch.denoiser.channels + arch.denoiser.outputs
+        return values_bytes(describe(arch), own.tokens, own.texts) + 8 * tokens * given
     shapes = {arch.kv_shape(layer) for layer in range(arch.layers)}
     attention = max(
         arch.hidden + (3 * arch.heads + 2 * kv_heads) * size for kv_heads, size in shapes
@@ -106,6 +113,53 @@ def activation_bytes(wish: Wish) -> int:
     return tokens * arch.hidden * width + max(
         tokens * attention * width, tokens * feed_forward * width, sampling
     )
+
+
+_IN_PLACE = "add", "modulate", "scale", "part", "write"
+
+
+def values_bytes(graph: Graph, units: int, texts: int = 0) -> int:
+    """Return the bytes of a graph's values for one item of `units` rows, whose text has `texts`,
+    as backends place them: values of one shape that are never alive together share memory."""
+    strips = {
+        node: strip_of(node.out[0].rows.of(units)) for node in graph.nodes if node.kind == "conv"
+    }
+    counts = {TEXTS.name: max(texts, *strips.values(), 1), SAMPLED.name: 1}
+    places = {value: value for value in graph.inputs}
+    ends: dict[Value, int] = dict.fromkeys(graph.inputs, 0)
+    for index, node in enumerate(graph.nodes):
+        for value in node.out:
+            places[value] = places[node.reads[0]] if node.kind in _IN_PLACE else value
+            ends[places[value]] = index
+        for value in node.reads:
+            ends[places[value]] = index
+    kept = {places[value] for value in graph.outputs.values()}
+    alive, most = Counter[tuple[Rows, int]](), Counter[tuple[Rows, int]]()
+    ending: dict[int, list[Value]] = {}
+    for value, last in ends.items():
+        if value not in kept:
+            ending.setdefault(last, []).append(value)
+    alive.update((value.rows, value.width) for value in graph.inputs)
+    for index, node in enumerate(graph.nodes):
+        alive.update((value.rows, value.width) for value in node.out if places[value] is value)
+        room = {(TEXTS, node.weights[0].width): 1} if node in strips else {}
+        most |= alive + Counter(room)
+        alive.subtract((value.rows, value.width) for value in ending.get(index, ()))
+    found = 0
+    for (rows, width), count in most.items():  # In fp32, and whole blocks in eight bits too.
+        row = 4 * -(-width // 16) * 16 + (width * 34 // 32 if width % 32 == 0 else 0)
+        found += count * rows.of(counts.get(rows.name, units)) * row
+    return found
+
+
+def laid_bytes(graph: Graph, units: int) -> int:
+    """Return the bytes of keys and values that a thread lays out for the largest attention."""
+    laid = [0]
+    for node in graph.nodes:
+        if node.kind == "attend" and isinstance(spec := node.spec, AttentionSpec):
+            wide = spec.size + -(-spec.size // 16) * 16 + 16
+            laid.append(4 * node.out[0].rows.of(units) * wide)
+    return max(laid)
 
 
 def table_bytes(wish: Wish) -> int:

@@ -28,6 +28,7 @@ from ..base.graph import (
     LatentSpec,
     Node,
     NormSpec,
+    Rows,
 )
 from ..base.joins import is_rms, norm_after
 from ..base.layout import ONE, Layout
@@ -118,7 +119,7 @@ def rows_of(case: Case, step: Composition, group: Group) -> tuple[int, str]:
     if case.arch.denoiser is not None and group.node.out[0].rows == TEXTS:
         return step.samples * case.arch.denoiser.texts, ENTRIES
     if not group.sampled:
-        return step.tokens, ""
+        return group.node.out[0].rows.of(step.tokens), ""
     if case.arch.denoiser is not None:
         return step.samples, ENTRIES
     apart = step.samples < step.tokens or group.is_wider(case)
@@ -158,7 +159,7 @@ def groups(arch: ModelArch, samples: bool, layout: Layout = ONE) -> tuple[Group,
             (node, index >= body or node.out[0].rows == SAMPLED)
             for index, node in enumerate(graph.nodes)
         ]
-    found: dict[tuple[str, str, object, bool, tuple[int, ...]], list[tuple[Node, Node]]] = {}
+    found: dict[tuple[str, str, object, bool, tuple[int, ...], Rows], list[tuple[Node, Node]]] = {}
     rest = iter(marked)
     for node in summed(graph, layout.tp, spread=layout.ep, sent=layout.dp > 1).nodes:
         label: str | None = "ranks"
@@ -168,10 +169,10 @@ def groups(arch: ModelArch, samples: bool, layout: Layout = ONE) -> tuple[Group,
             label = _label(graph, whole, sampled=sampled)
         if label is not None:
             widths = tuple(value.width for value in (*whole.reads, *whole.out))
-            key = whole.kind, label, _attended(whole), sampled, widths
+            key = whole.kind, label, _attended(whole), sampled, widths, whole.out[0].rows
             found.setdefault(key, []).append((node, whole))
     made = []
-    for (_, label, _, sampled, _), nodes in found.items():
+    for (_, label, _, sampled, _, _), nodes in found.items():
         node, whole = nodes[0]
         role = whole.weights[0].purpose if whole.weights else ""
         numbers, layers = numbers_of(arch, role) if role else (0, 0)
@@ -213,7 +214,9 @@ def _label(graph: Graph, node: Node, *, sampled: bool) -> str | None:
         return "shared_gated" if maker.weights[0].purpose == "shared" else "gated"
     if node.kind == "activate":
         return "pooled" if node.spec == ActivationSpec("tanh") else "inner"
-    if node.kind in ("modulate", "multiply", *RECURRENT):
+    if node.kind == "conv":
+        return "convolutions"
+    if node.kind in ("modulate", "multiply", "group_norm", "beside", *RECURRENT):
         return node.kind
     if node.kind == "experts":
         return "experts" if node.weights[0].copies > 1 else "shared_experts"
@@ -359,6 +362,13 @@ def modulate(case: Case, step: Composition, group: Group, rows: int, mark: str) 
     return vector(case, "modulate", f"{group.label}{mark}", group.calls, size, 2, 2, 1)
 
 
+def copied(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
+    """Price a copy, read and written once; a norm of groups reads twice and has 8 FLOPs each."""
+    kind, size = group.node.kind, rows * group.node.out[0].width
+    more = (8, 2, 1) if kind == "group_norm" else (0, 1, 1)
+    return vector(case, kind, f"{group.label}{mark}", group.calls, size, *more)
+
+
 def gated(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """Price about 6 FLOPs per result (exponential counted as 4); 2 · N · I read, N · I written."""
     size = rows * group.node.out[0].width
@@ -444,7 +454,7 @@ def attend(case: Case, step: Composition, group: Group, rows: int, mark: str) ->
         return latent_attention(case, spec, step, group.calls, group.numbers, bytes_)
     assert isinstance(spec, AttentionSpec)
     if spec.bidirectional:
-        return bidirectional_attention(case, spec, step, group.calls)
+        return bidirectional_attention(case, spec, step, group.calls, rows)
     return attention(case, step, spec, group.calls)
 
 
@@ -476,9 +486,12 @@ PRICES: Mapping[str, Price] = {
     "activate": activate,
     "add": add,
     "attend": attend,
+    "beside": copied,
+    "conv": product,
     "embed": embed,
     "experts": experts,
     "gated": gated,
+    "group_norm": copied,
     "linear": product,
     "modulate": modulate,
     "multiply": multiply,

@@ -56,11 +56,15 @@ class LibraryEncoder:
         return json.dumps(whole)
 
 
-def tokenizer_from_file(path: Path, config: dict[str, Any], rows: int | None = None) -> Tokenizer:
+def tokenizer_from_file(
+    path: Path, config: dict[str, Any], rows: int | None = None, text: str | None = None
+) -> Tokenizer:
     """Make the tokenizer of a `tokenizer.json` that `json_bpe.read` has read; `rows`: see
-    `load_tokenizer`. Raises `ModelFileError` and `UnsupportedModel`."""
+    `load_tokenizer`; `text`: its content if there is no such file. Raises `ModelFileError` and
+    `UnsupportedModel`."""
     try:
-        library = LibraryTokenizer.from_file(str(path))
+        kind = LibraryTokenizer
+        library = kind.from_file(str(path)) if text is None else kind.from_str(text)
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
         raise ModelFileError(f"{path} cannot be read: {error}", param="tokenizer") from None
     # Files of sentence encoders carry the truncation and the padding of their training.

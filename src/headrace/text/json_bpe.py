@@ -89,10 +89,11 @@ def read(path: Path) -> tuple[TokenizerFile, dict[str, Any]]:
                 f"{path} has a token of the id {index}; ids are from 0 to {MAX_ID - 1}",
                 param="tokenizer",
             )
-    return state, _config(path.with_name("tokenizer_config.json"))
+    return state, read_settings(path.with_name("tokenizer_config.json"))
 
 
-def _config(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read a `tokenizer_config.json`; {} if it is absent. Raises `ModelFileError`."""
     if not path.is_file():
         return {}
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from . import clip
 from .from_gguf import tokenizer_from_gguf
 from .json_bpe import own_tokenizer, read
 from .tokenizer import Tokenizer
@@ -23,10 +24,12 @@ def load_tokenizer(source: Path | dict[str, Any], rows: int | None = None) -> To
     if isinstance(source, dict):
         return tokenizer_from_gguf(source, rows)
     path = source / "tokenizer.json" if source.is_dir() else source
-    state, config = read(path)
-    own = own_tokenizer(state, config, rows)
-    if own is not None:
-        return own
+    text, config = clip.text_of(path) if clip.in_parts(path) else None, dict[str, Any]()
+    if text is None:
+        state, config = read(path)
+        own = own_tokenizer(state, config, rows)
+        if own is not None:
+            return own
     from .from_json import tokenizer_from_file  # Local: most files do without the library.
 
-    return tokenizer_from_file(path, config, rows)
+    return tokenizer_from_file(path, config, rows, text)

@@ -84,7 +84,8 @@ class Denoising(RowWish[_DrawnRow]):
         """Make the batch of the pictures that do a step. A row without a picture, of a step that
         nobody reads, has an empty one."""
         tokens, late = self._denoiser.tokens, 1 - bool(self._denoiser.reads)
-        patches, times = [np.zeros((0, self._numbers), np.float32)], [time_features(0.0, late)]
+        features = self._denoiser.features
+        patches, times = [np.zeros((0, self._numbers), np.float32)], list[Floats]()
         labels, texts = list[int](), [self._empty[:0]]
         for _, drawn, entries in self._entries(plan):
             if drawn is None:
@@ -94,7 +95,7 @@ class Denoising(RowWish[_DrawnRow]):
                 given, time, label = drawn.path.given(), drawn.path.time, drawn.wish.label
                 texts += [one.rows for one in drawn.texts[:entries] if one.rows is not None]
             patches += [self._patches(given)] * entries
-            times += [time_features(time, late)] * entries
+            times += [time_features(time, late, features)] * entries
             labels += [label, self._denoiser.classes][:entries]
         count = len(labels)
         starts = np.arange(count + 1, dtype=np.int32) * tokens
@@ -109,7 +110,7 @@ class Denoising(RowWish[_DrawnRow]):
             max_length=tokens,
             pictured=PicturedRows(
                 np.concatenate(patches),
-                np.stack(times)[1:],
+                np.stack(times) if times else np.zeros((0, features), np.float32),
                 np.array(labels, np.int64),
                 np.concatenate(texts),
                 np.cumsum([len(one) for one in texts], dtype=np.int32),
@@ -222,12 +223,13 @@ class Denoising(RowWish[_DrawnRow]):
         return np.ascontiguousarray(cut).reshape(side * side, -1)
 
     def _picture_of(self, rows: Floats) -> Floats:
-        """Return the picture of rows [tokens, patch² · outputs], without variances."""
+        """Return the picture of rows [tokens, patch² · outputs], without variances, in memory of
+        its own: the next step overwrites the rows, and solvers keep outputs."""
         channels, size, _ = self._shape
         patch, outputs = self._denoiser.patch, self._denoiser.outputs
         side = size // patch
         cut = rows.reshape(side, side, patch, patch, outputs).transpose(4, 0, 2, 1, 3)
-        return cut.reshape(outputs, size, size)[:channels]
+        return cut.reshape(outputs, size, size)[:channels].copy()
 
     def _array(self, values: npt.NDArray[np.generic]) -> Array:
         return tensor(values) if self._tensors else values

@@ -1,6 +1,7 @@
 """Solvers: the steps from noise to a picture, with the results of diffusers' schedulers.
 
-DDIM (Song et al. 2020, arXiv 2010.02502), Euler and its ancestral form (Karras et al. 2022, arXiv
+DDIM (Song et al. 2020, arXiv 2010.02502), PNDM's multistep form (Liu et al. 2022, arXiv
+2202.09778), Euler and its ancestral form (Karras et al. 2022, arXiv
 2206.00364), DPM-Solver++ 2M (Lu et al. 2022, arXiv 2211.01095) and Euler for flow matching (Esser
 et al. 2024, arXiv 2403.03206). Noise levels are computed in fp64 and kept in fp32, as they keep
 them; a picture is fp32.
@@ -20,6 +21,10 @@ from ..base.denoising import TIMES, NoiseSolver
 from ..base.errors import UnsupportedModel
 
 Floats = npt.NDArray[np.float32]
+MULTISTEP = (
+    (1.0,), (-1 / 2, 3 / 2), (5 / 12, -16 / 12, 23 / 12), (-9 / 24, 37 / 24, -59 / 24, 55 / 24),
+)  # fmt: skip
+"""Factors of the last outputs, the newest last, by their number (Adams and Bashforth)."""
 
 
 class Schedule(NamedTuple):
@@ -28,7 +33,8 @@ class Schedule(NamedTuple):
     times: tuple[float, ...]
     """Time of each step, as the model reads it."""
     levels: tuple[float, ...]
-    """Before each step and after the last: σ of its noise; for `ddim` the product of alphas."""
+    """Before each step and after the last: σ of its noise; for `ddim` and `pndm` the products of
+    alphas before and after each step."""
     begin: float
     """Factor on the first noise."""
 
@@ -38,12 +44,15 @@ def schedule(solver: NoiseSolver, steps: int) -> Schedule:
     """Compute the times and noise levels of a number of steps."""
     if solver.kind == "flow_euler":
         return _flow(solver, steps)
-    alphas, times = _alphas(solver), _times(solver, steps)
-    if solver.kind == "ddim":
-        after = [int(time) - solver.trained // steps for time in times]
+    whole = max(1, steps - 1) if solver.kind == "pndm" else steps
+    alphas, times = _alphas(solver), _times(solver, whole)
+    if solver.kind in ("ddim", "pndm"):
+        before, apart = [int(time) for time in times], solver.trained // whole
+        if steps > whole:  # The second step of `pndm` begins again where the first one did.
+            times = [*times[:2], *times[1:]]
+            before = [before[0], before[1] + apart, *before[1:]]
         last = 1.0 if solver.to_one else float(alphas[0])
-        pairs = [(alphas[int(time)], alphas[to] if to >= 0 else last)
-                 for time, to in zip(times, after, strict=True)]  # fmt: skip
+        pairs = [(alphas[at], alphas[at - apart] if at >= apart else last) for at in before]
         return Schedule(tuple(times), tuple(float(one) for pair in pairs for one in pair), 1.0)
     sigmas = np.sqrt((1 - alphas) / alphas)
     found = np.interp(times, np.arange(len(sigmas)), sigmas).astype(np.float32)
@@ -93,7 +102,7 @@ def _alphas(solver: NoiseSolver) -> Floats:
 def _times(solver: NoiseSolver, steps: int) -> list[float]:
     """Return the time of each step, the noisiest first."""
     trained, further = solver.trained, int(solver.kind == "dpmpp_2m")
-    whole = solver.kind in ("ddim", "dpmpp_2m")
+    whole = solver.kind in ("ddim", "dpmpp_2m", "pndm")
     if solver.spacing == "linspace":
         times = np.linspace(0, trained - 1, steps + further)
         times = times.round() if whole else times.astype(np.float32).astype(np.float64)
@@ -127,6 +136,9 @@ class Trajectory:
         """Steps that are done."""
         self._before: Floats | None = None
         """Prediction of the step before, for `dpmpp_2m`."""
+        self._outputs: list[Floats] = []
+        """The last outputs of the model, for `pndm`."""
+        self._began: Floats = self.picture
 
     @property
     def time(self) -> float:
@@ -144,6 +156,7 @@ class Trajectory:
         step = {
             "ddim": self._ddim,
             "dpmpp_2m": self._dpmpp,
+            "pndm": self._pndm,
             "flow_euler": self._flow_euler,
         }.get(self._solver.kind, self._euler)
         self.picture = step(output).astype(np.float32, copy=False)
@@ -162,6 +175,22 @@ class Trajectory:
         if self._solver.clip:
             whole = np.clip(whole, -self._solver.clip, self._solver.clip)
         found: Floats = np.float32(sqrt(after)) * whole + np.float32(sqrt(1 - after)) * apart
+        return found
+
+    def _pndm(self, output: Floats) -> Floats:
+        now, after = self._schedule.levels[2 * self.done : 2 * self.done + 2]
+        x, kept = self.picture, [*self._outputs, output][-4:]
+        if self.done == 1:  # The first step again, with what its end has shown.
+            x, kept = self._began, self._outputs
+            mixed: Any = (output + kept[0]) / np.float32(2)
+        else:
+            factors = np.array(MULTISTEP[len(kept) - 1], np.float32)
+            mixed = np.tensordot(factors, np.stack(kept), 1)
+        self._outputs = kept
+        if self._solver.predicts == "v_prediction":
+            mixed = np.float32(sqrt(now)) * mixed + np.float32(sqrt(1 - now)) * x
+        by = (after - now) / (now * sqrt(1 - after) + sqrt(now * (1 - now) * after))
+        found: Floats = np.float32(sqrt(after / now)) * x - np.float32(by) * mixed
         return found
 
     def _euler(self, output: Floats) -> Floats:
@@ -211,10 +240,10 @@ def _parts(sigma: float) -> tuple[float, float, float]:
     return (-log(sigma) if sigma > 0 else inf), signal, sigma * signal
 
 
-def time_features(time: float, late: int) -> Floats:
-    """Return cosines, then sines, of a time [TIMES], in fp32 as diffusers computes them with a
+def time_features(time: float, late: int, count: int = TIMES) -> Floats:
+    """Return cosines, then sines, of a time [count], in fp32 as diffusers computes them with a
     `downscale_freq_shift` of `late`."""
-    half = TIMES // 2
+    half = count // 2
     exponents = (
         np.float32(-log(10_000)) * np.arange(half, dtype=np.float32) / np.float32(half - late)
     )

@@ -100,7 +100,8 @@ def read_drawing(
         )
     else:
         number = _label(engine.files, denoiser, prompt)
-    wishes = (PictureWish(number, steps, factor, choice, partial, texts) for choice in range(count))
+    runs = denoiser.solver.evaluations(steps)
+    wishes = (PictureWish(number, runs, factor, choice, partial, texts) for choice in range(count))
     return PictureOrder(number, resolve_seed(seed), tuple(wishes))
 
 
@@ -113,7 +114,7 @@ def _tokens(engine: ServingEngine, denoiser: Denoiser, name: str, text: str) -> 
     """Return the tokens of a text, in lower case and without spaces around it, as the pipelines
     read it that do not clean captions. A folder's tokenizer may have more ids than its encoder has
     rows, and none of an empty text."""
-    found = tuple(engine.tokenizer.encode_with_specials(text.lower().strip()))
+    found = tuple[int, ...](engine.tokenizer.encode_with_specials(text.lower().strip()))
     if not found:
         raise InvalidRequest(f"{name} has no tokens; this model needs at least one", param=name)
     if not 0 <= min(found) <= max(found) < (rows := engine.files.arch.vocab_size):
@@ -124,6 +125,8 @@ def _tokens(engine: ServingEngine, denoiser: Denoiser, name: str, text: str) -> 
         raise InvalidRequest(
             f"{name} has {len(found)} tokens; at most {denoiser.texts} are read", param=name
         )
+    if denoiser.reads is not None and (pad := denoiser.reads.pad) is not None:
+        found += (pad,) * (denoiser.texts - len(found))
     return found
 
 

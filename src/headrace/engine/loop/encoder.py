@@ -13,11 +13,11 @@ from ...base.layout import ONE, Layout
 from ...base.modelfiles import ModelFiles
 from ...base.slices import slices
 from ...base.step import GroupShape
-from ...kernels.pictured import strip_of
 from ...loader.towers import Tower, open_tower
 from ...models.pipeline import parts_beside
 from ...models.registry import describe
 from ...roofline.memory import USABLE
+from ...roofline.memory_parts import laid_bytes, values_bytes
 
 SHARE = 0.25
 """Share of the usable memory that encodings may take if texts attend to them."""
@@ -103,18 +103,16 @@ def _beside(options: EngineOptions, shape: EncoderShape, cross: tuple[GroupShape
 def decoding_bytes(arch: ModelArch, rows: int, threads: int = 0) -> int:
     """Return the bytes of the values of a pipeline's decoder, of the texts of pictures in so many
     rows and what they keep between slices, and of keys and values that each thread lays out."""
-    reads = None if arch.denoiser is None else arch.denoiser.reads
-    texts = 0 if reads is None else 2 * reads.most * reads.hidden
-    if (part := parts_beside(arch).get("decoder")) is None:
-        return 4 * rows * texts
-    nodes, units = part[0].nodes, part[1]
-    values = [value for node in nodes for value in node.out]
-    sizes = {(one.rows, one.width): one.rows.of(units) * one.width for one in values}
-    wide = max(node.weights[0].width for node in nodes if node.kind == "conv")
-    # Three of a size are alive at a time: the residual, its norm, and what a convolution makes.
-    laid = max((2 * node.out[0].width + 16 for node in nodes if node.kind == "attend"), default=0)
-    made = 3 * sum(sizes.values()) + rows * (max(sizes.values()) + texts) + strip_of(units) * wide
-    return 4 * (made + threads * units * laid)
+    if (denoiser := arch.denoiser) is None:
+        return 0
+    kept = 0 if denoiser.reads is None else 2 * denoiser.reads.most * denoiser.reads.hidden
+    laid = 0 if denoiser.unet is None else laid_bytes(describe(arch), denoiser.tokens)
+    made = 0
+    if (part := parts_beside(arch).get("decoder")) is not None:
+        graph, units = part
+        made, laid = values_bytes(graph, units), max(laid, laid_bytes(graph, units))
+        kept += max(one.rows.of(units) * one.width for node in graph.nodes for one in node.out)
+    return made + 4 * rows * kept + threads * laid
 
 
 _FED = "activate", "gated"

@@ -52,7 +52,9 @@ def tensor_bytes(files: ModelFiles) -> tuple[dict[str, int], str]:
                 sizes[canonical] = info.nbytes
                 formats[GGML.get(info.type.name, info.type.name)] += info.nbytes
     else:
-        for name, stored in read_headers(files.weights).items():
+        # Of a pipeline only the denoiser's folder, which is the first.
+        own = (one for one in files.weights if one.parent == files.weights[0].parent)
+        for name, stored in read_headers(tuple(own)).items():
             canonical = from_hf_name(name, files.arch)
             if canonical is not None:
                 size = math.prod(stored.shape) * _BYTES[stored.dtype]
@@ -209,8 +211,10 @@ class StepPredictor:
         """Return the time and work of a step with so many entries of pictures."""
         arch = self._model.case.arch
         assert arch.denoiser is not None, "the model draws no pictures"
-        counts = [arch.denoiser.tokens] * entries
-        return self._model.estimate(compose(arch, [0] * entries, counts))
+        at_once = entries if arch.denoiser.unet is None else 1
+        counts = [arch.denoiser.tokens] * at_once
+        found = self._model.estimate(compose(arch, [0] * at_once, counts))
+        return Estimate(*(one * entries / at_once for one in found))
 
     def beside(self) -> dict[str, float]:
         """Return the seconds of an item of each part beside the denoiser, the largest."""

@@ -4,6 +4,7 @@ memory. Values that ranks exchange are in their shared memory."""
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from .records import ROWS_N
 
 Floats = npt.NDArray[np.float32]
 Buffer = Floats | QuantisedRows
+ONE = Fraction(1)
 
 
 class Arena:
@@ -57,16 +59,18 @@ class Arena:
                 return free.pop()
         return None
 
-    def floats(self, rows: int, width: int, times: int = 1, *, exchanged: bool = False) -> Floats:
-        """Return room for `times` · rows."""
-        kind = _kind(0, times, exchanged=exchanged)
+    def floats(
+        self, rows: int, width: int, share: Fraction = ONE, *, exchanged: bool = False
+    ) -> Floats:
+        """Return room for `share` · rows."""
+        kind = _kind(0, share, exchanged=exchanged)
         found = self._take(kind, rows, width)
         if found is not None:
             assert isinstance(found, np.ndarray)
             return found
         stride = -(-width // 16) * 16
         stride += 16 if stride % 1024 == 0 else 0
-        shape = times * self._rows[rows], stride
+        shape = int(share * self._rows[rows]), stride
         room = (
             aligned(shape, np.float32) if not exchanged else self._in_common(4 * math.prod(shape))
         )
@@ -74,13 +78,16 @@ class Arena:
         self.all.append(((kind, rows, width), made))
         return made
 
-    def codes(self, rows: int, width: int, *, exchanged: bool = False) -> QuantisedRows:
-        kind = _kind(1, 1, exchanged=exchanged)
+    def codes(
+        self, rows: int, width: int, share: Fraction = ONE, *, exchanged: bool = False
+    ) -> QuantisedRows:
+        kind = _kind(1, share, exchanged=exchanged)
         found = self._take(kind, rows, width)
         if found is not None:
             assert isinstance(found, QuantisedRows)
             return found
-        made = QuantisedRows(self._rows[rows], width, self._in_common if exchanged else None)
+        most = int(share * self._rows[rows])
+        made = QuantisedRows(most, width, self._in_common if exchanged else None)
         self.all.append(((kind, rows, width), made))
         return made
 
@@ -103,9 +110,15 @@ class Arena:
         return self._rows[rows]
 
     def give_back(
-        self, rows: int, width: int, buffer: Buffer, times: int = 1, *, exchanged: bool = False
+        self,
+        rows: int,
+        width: int,
+        buffer: Buffer,
+        share: Fraction = ONE,
+        *,
+        exchanged: bool = False,
     ) -> None:
-        kind = _kind(not isinstance(buffer, np.ndarray), times, exchanged=exchanged)
+        kind = _kind(not isinstance(buffer, np.ndarray), share, exchanged=exchanged)
         self._free.setdefault((kind, rows, width), []).append(buffer)
 
 
@@ -118,5 +131,5 @@ def link_bytes(rows: int, width: int) -> int:
     return 128 + SLOTS * (64 + 4 * rows * width)
 
 
-def _kind(coded: int, times: int, *, exchanged: bool) -> str:
-    return f"{'fq'[coded]}{' of ranks' * exchanged}" + (f" × {times}" if times > 1 else "")
+def _kind(coded: int, share: Fraction, *, exchanged: bool) -> str:
+    return f"{'fq'[coded]}{' of ranks' * exchanged}" + (f" × {share}" if share != 1 else "")

@@ -24,7 +24,7 @@ from .recoded import RECODED
 from .records import KINDS
 
 _KINDS = """embed norm add linear write attend gated activate multiply modulate route experts
-    part scale scatter window absorb unpack short_conv delta_rule ssm
+    part beside scale scatter window absorb unpack short_conv delta_rule ssm
     conv group_norm"""
 SERVED = frozenset(_KINDS.split())
 OUTSIDE_GGUF = {"float32", "float16", "bfloat16", "packed4", "packed8", "fp8"}

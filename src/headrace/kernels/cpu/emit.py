@@ -291,7 +291,8 @@ def adaptive_norm(
 
 
 def modulate(x: Matrix, factors: Matrix, y: Matrix, size: int) -> Emitted:
-    """Emit y += factor · x for all tokens, with factors [B, size] per entry."""
+    """Emit y += factor · x for all tokens, with factors [B, size] per entry; without x, y +=
+    factor."""
     return record("MODULATE", x, factors, y, size)
 
 
@@ -416,6 +417,11 @@ def bidirectional(
 
 def select(x: Matrix, y: Matrix, size: int) -> Emitted:
     return record("SELECT", x, y, size, ROWS_R)
+
+
+def columns(x: Matrix, y: Matrix, size: int, rows: int) -> Emitted:
+    """Emit a copy of columns."""
+    return record("COLUMNS", x, y, 0, 0, size, 1, rows)
 
 
 def add(x: Matrix, y: Matrix, size: int, rows: int, factor: float = 1.0) -> Emitted:

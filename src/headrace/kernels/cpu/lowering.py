@@ -156,9 +156,10 @@ class Lowering(Placement):
             self._emit("add", emit.add(*given, factor))
 
     def _modulate(self, index: int, node: Node) -> None:
-        residual, x, factors = map(self._matrix, node.reads)
+        residual, *x, factors = map(self._matrix, node.reads)
         self._lies_as(node.out[0], node.reads[0])
-        self._emit("modulate", emit.modulate(x, factors, residual, node.out[0].width))
+        given = x[0] if x else emit.NOWHERE, factors, residual, node.out[0].width
+        self._emit("modulate", emit.modulate(*given))
 
     def _scale(self, index: int, node: Node) -> None:
         (y,), spec = node.reads, node.spec
@@ -316,6 +317,13 @@ class Lowering(Placement):
         assert isinstance(node.spec, PartSpec)
         self._lies_as(node.out[0], node.reads[0])
         self._first[node.out[0]] = self._first.get(node.reads[0], 0) + node.spec.first
+
+    def _beside(self, index: int, node: Node) -> None:
+        at, stride = self._make_floats(node.out[0])
+        for value in node.reads:
+            to = Matrix(at, stride)
+            self._emit("beside", emit.columns(self._matrix(value), to, value.width, rows_of(value)))
+            at += 4 * value.width
 
     def _gated(self, index: int, node: Node) -> None:
         (out,), spec = node.out, node.spec

@@ -28,6 +28,7 @@ from .emit import NOT_QUANTISED, Emitted, QuantisedRows, matrix
 from .encode import Encoder
 from .library import Team
 from .panels import Packer, in_order
+from .pieces import compile_entries
 from .program import compile_program
 from .records import ROWS_N, HrStep
 from .sources import PanelSources, table
@@ -75,6 +76,8 @@ class CpuOperators:
         return self.embed(np.arange(blocks.shape[0]), blocks, 1.0)
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
+        if any(node.kind == "conv" for node in plain.model.graph.nodes):
+            return compile_entries(self.team, plain, limits)
         return compile_program(self, plain, limits)
 
     def compile_kernels(self, plain: CallByCall, limits: StepLimits) -> None:

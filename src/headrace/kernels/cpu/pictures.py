@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ...base.denoising import strip_of
 from ...base.graph import GroupNormSpec, Node, PictureConvSpec
 from .arena import Arena
 from .emit import NOT_QUANTISED, Emitted, Matrix, linear, matrix, needs_codes, quantise, record
-from .fusion import Unrecordable, rows_of
+from .fusion import rows_of
 from .records import ROWS_N, ROWS_T
 
 
 def records(
     node: Node, x: Matrix, y: Matrix, weights: Sequence[Any], arena: Arena
 ) -> Iterator[tuple[str, Emitted]]:
-    """Yield (name, record) of a convolution or a group norm. Raises `Unrecordable`.
+    """Yield (name, record) of a convolution or a group norm.
 
     A convolution is done strip by strip: the rows around each place side by side, in a room that
-    all strips share, then a product with them.
+    all strips share, then a product with them. Its step has the rows of a strip in T.
     """
     spec, (out,) = node.spec, node.out
     if isinstance(spec, GroupNormSpec):
@@ -27,9 +28,8 @@ def records(
         return
     assert isinstance(spec, PictureConvSpec)
     weight, bias = weights
-    strip, count, wide = arena.most(ROWS_T), out.rows.of(arena.most(ROWS_N)), node.weights[0].width
-    if count % strip:
-        raise Unrecordable("a convolution's rows are no whole strips")
+    count, wide = out.rows.of(arena.most(ROWS_N)), node.weights[0].width
+    strip = strip_of(count)
     rows = arena.floats(ROWS_T, wide)
     codes = arena.codes(ROWS_T, wide) if needs_codes(weight) else None
     at, room = matrix(rows), NOT_QUANTISED if codes is None else codes.struct

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import Structure
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -102,7 +103,7 @@ class Placement(Fusion):
         if place in self._before:
             return self._make_rows_apart(value)
         rows, exchanged = room_of(value), place in self._exchanged
-        given = rows, place.width, times_of(value)
+        given = rows, place.width, share_of(value)
         room = self._arena.floats(*given, exchanged=exchanged)
         self._floats[place] = self._made[place] = room
         return self._matrix(value)
@@ -118,10 +119,8 @@ class Placement(Fusion):
 
     def _make_codes(self, value: Value) -> HrQuantised:
         whole = self._full(value)
-        if times_of(value) > 1:
-            raise Unrecordable("codes of more rows than the step has")
-        rows, exchanged = room_of(value), whole in self._exchanged
-        self._codes[whole] = self._arena.codes(rows, whole.width, exchanged=exchanged)
+        given, exchanged = (room_of(value), whole.width, share_of(value)), whole in self._exchanged
+        self._codes[whole] = self._arena.codes(*given, exchanged=exchanged)
         return self._codes[whole].columns(0 if whole is value else self._first[value])
 
     def _outputs(self, value: Value, *, grain: int) -> tuple[Matrix | None, HrQuantised]:
@@ -148,7 +147,7 @@ class Placement(Fusion):
                 buffers.append((value, self._codes.pop(value)))
         exchanged = place in self._exchanged
         for value, buffer in buffers:
-            given = rows_of(value), value.width, buffer, times_of(value)
+            given = rows_of(value), value.width, buffer, share_of(value)
             back = partial(self._arena.give_back, *given)
             if exchanged:
                 self._idle.append(partial(back, exchanged=True))
@@ -158,12 +157,12 @@ class Placement(Fusion):
 
 def room_of(value: Value) -> int:
     """Return the rows of a value in the arena, which has room for those of a step."""
-    if value.rows.of(1_000) > 1_000 * times_of(value):
+    if value.rows.of(1_000) > 1_000 * share_of(value):
         raise Unrecordable("a value has more rows than the step")
     return rows_of(value)
 
 
-def times_of(value: Value) -> int:
-    """Return the rows of an enlarged picture for each row of the step; 1 for other values."""
+def share_of(value: Value) -> Fraction:
+    """Return the rows of a value for each row of the step, at least those that it has."""
     rows = value.rows
-    return 1 if rows.more or rows.times % rows.over else rows.times // rows.over
+    return Fraction(1 if rows.more else Fraction(rows.times, rows.over))

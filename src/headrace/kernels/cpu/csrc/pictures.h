@@ -7,8 +7,8 @@ namespace {
 
 // What a convolution multiplies, row by row of a strip of its result.
 void op_around(const HrAround& op, const hr::Work& work) {
-  const int64_t wide = int64_t{op.columns} * op.up, high = int64_t{op.lines} * op.up;
-  const int64_t columns = wide / op.stride, lines = high / op.stride;
+  const int64_t wide = int64_t{op.columns} * op.up - op.cut, high = int64_t{op.lines} * op.up - op.cut;
+  const int64_t columns = (wide + op.stride - 1) / op.stride, lines = (high + op.stride - 1) / op.stride;
   int64_t from, to;
   work.share(work.step->t, &from, &to);
   for (int64_t row = from; row < to; ++row) {

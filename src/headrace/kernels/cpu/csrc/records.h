@@ -386,6 +386,8 @@ typedef struct {         // rows of pictures around each place, side by side; ze
   int32_t side;          // odd
   int32_t up;            // x is looked at with each row this often in both directions
   int32_t stride;        // from place to place
+  int32_t cut;           // lines and columns that are left out behind those repeated
+  int32_t unused;
 } HrAround;
 
 typedef struct {         // y = act(norm of groups of columns over all rows of a picture)

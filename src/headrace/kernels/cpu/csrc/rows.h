@@ -336,8 +336,8 @@ void op_modulate(const HrModulate& op, const hr::Work& work) {
     float* y = op.y + row * op.y_stride;
     for (int64_t i = 0; i < op.size; i += 16) {
       const int64_t left = op.size - i;
-      f_store_tail(y + i, f_fma(f_tail(factors + i, left), f_tail(x + i, left), f_tail(y + i, left)),
-                   left);
+      const F factor = f_tail(factors + i, left), old = f_tail(y + i, left);
+      f_store_tail(y + i, op.x ? f_fma(factor, f_tail(x + i, left), old) : f_add(old, factor), left);
     }
   }
 }
