@@ -515,7 +515,7 @@ class Driver:
             request,
             order=scheduler._order,
             now=self.now,
-            policy=scheduler.limits.policy,
+            limits=scheduler.limits,
             max_context=scheduler.max_context,
             kv=self.kv,
         )
