@@ -34,7 +34,6 @@ class Shop:
     """An engine with a catalogue, and the model in float64."""
 
     def __init__(self, folder: Path, file: Path, **options: Any) -> None:
-        self.paths = {} if file.exists() else catalogue.make(file)
         self.files = open_model(str(folder))
         self.options = EngineOptions(model=str(folder), items=str(file), **{**EXACT, **options})
         self.built: Built = build(self.options, self.files)
@@ -154,7 +153,7 @@ def test_several_at_once_beside_a_text_have_the_bits_of_each_alone(shop: Shop) -
     [
         {"max_sequences": 3, "step_tokens": 16},
         {"max_sequences": 64, "block_size": 64},
-        {"kv_memory": "200KiB", "max_sequences": 24, "max_context": 160},
+        {"kv_memory": "330KiB", "max_sequences": 24, "max_context": 160},
         {"threads": 1, "speculate": "ngram"},
         {"depth": 2},
     ],
@@ -187,24 +186,30 @@ def test_a_prompt_is_computed_once(shop: Shop) -> None:
 
 
 def test_preempted_beams_begin_again(shop: Shop, folder: Path, file: Path) -> None:
+    """With an empty index each beam computes its prompt in chunks, and a text comes between."""
     prompt, urgent = prompt_of(64, 3), RequestSpec(GREEDY, seed=1)
-    wanted = shop.ask(prompt, 30)
-    other = Shop(folder, file, max_sequences=4, policy="priority")
-    core, found, turns = other.built.core, list[Found](), 0
-    other.add("one", prompt, 30)
+    wanted = shop.ask(prompt, 10)
+    other = Shop(folder, file, max_sequences=1, step_tokens=16, policy="priority")
+    core, found, turns, preempted = other.built.core, list[Found](), 0, set[int]()
+    other.add("one", prompt, 10)
     while core.has_work:
-        if turns % 3 == 1 and turns < 30:
+        if turns % 8 == 1 and turns < 60:
+            core.scheduler.reset()
             text = prompt_of(12, turns)
             core.add(Request(id=f"t{turns}", prompt=text, spec=urgent, priority=-5))
-        found += [other.read(d.output) for d in core.turn() if d.output is not None]
+        for delta in core.turn():
+            assert delta.error is None, delta.error
+            if delta.output is not None:
+                found.append(other.read(delta.output))
+                preempted.add(delta.preemptions)
         core.scheduler.check_integrity()
         turns += 1
-    assert core.scheduler.stats().preemptions
     assert found == [wanted]
+    assert min(preempted) > 2
     other.built.close()
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2, 4, 7])
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 6])
 def test_an_abort_ends_all_beams_with_one_answer(shop: Shop, turns: int) -> None:
     core = shop.built.core
     shop.add("gone", prompt_of(40, 6), 60)
@@ -223,7 +228,7 @@ def test_an_abort_ends_all_beams_with_one_answer(shop: Shop, turns: int) -> None
     assert core.scheduler.kv.usage == 0
 
 
-@pytest.mark.parametrize("name", ["gemma3", "mistral-window", "qwen3-next", "llama4"])
+@pytest.mark.parametrize("name", ["gemma3", "llama4", "lfm2", "granitemoehybrid-dense"])
 def test_families_with_windows_and_states(
     kept: Kept, file: Path, paths: catalogue.Paths, name: str
 ) -> None:

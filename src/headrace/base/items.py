@@ -36,7 +36,7 @@ TokenIds = Callable[[str], int | None]
 class RetrievalWish(NamedTuple):
     """Items that a request wants."""
 
-    count: int
+    items: int
     """Largest number of items."""
     beams: int
     """Paths kept after each level."""

@@ -8,6 +8,7 @@ from ..base.config import EngineOptions
 from ..base.errors import OptionError
 from ..base.items import Catalogue, read_catalogue
 from ..base.modelfiles import ModelFiles
+from ..loader import open_model
 from ..text import Tokenizer, load_tokenizer
 
 
@@ -28,7 +29,9 @@ def open_catalogue(
 
     def token_id(token: str) -> int | None:
         if not opened:
-            opened.append(load_tokenizer(files.tokenizer, arch.vocab_size))
+            # The engine process gets its files without it.
+            source = files.tokenizer or open_model(str(files.path), offline=True).tokenizer
+            opened.append(load_tokenizer(source, arch.vocab_size))
         return opened[0].token_to_id(token)
 
     found = read_catalogue(Path(options.items).expanduser(), arch.vocab_size, token_id)

@@ -95,7 +95,7 @@ class Search:
         if self._level and self.depth < self.catalogue.levels:
             self._coming.extend(range(len(self._level)))
             return None
-        best = self._level[: self.wish.count]
+        best = self._level[: self.wish.items]
         return FoundItems([one.node for one in best], [one.score for one in best])
 
     def _below(self, negative: float, place: int, token: int) -> _Node:

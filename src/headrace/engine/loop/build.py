@@ -35,7 +35,6 @@ from ...roofline.memory import MemoryPlan
 from ...sched import Limits, Scheduler
 from ...sched.limits import Policy
 from ...sched.resource import Resource
-from ..catalogue import open_catalogue
 from .adapters import AdapterSlots
 from .calibration import calibrate_quickly, needs_calibration
 from .context import ContextCache, has_tiers, open_context_cache
@@ -245,7 +244,11 @@ def finish(
             decided = [*resolved.decisions, *wish.decisions, *memory.decisions, *facts.kernels]
             decisions = list({decision.name: decision for decision in decided}.values())
             options = resolved.options
-            catalogue = open_catalogue(options, files)
+            catalogue = None
+            if options.items is not None:
+                from ..catalogue import open_catalogue  # Local: tokens have `text`'s imports.
+
+                catalogue = open_catalogue(options, files)
             digest = "" if catalogue is None else catalogue.digest
             identity = Identity.of(content_digest(files), files.arch, options, decisions, digest)
             core, context, kv, lender = _core(
