@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import torch
 
 from headrace.base.config import EngineOptions
 from headrace.base.errors import ContextOverflow, OptionError
-from headrace.base.items import RetrievalWish
+from headrace.base.items import ItemCatalogue, RetrievalWish
 from headrace.base.outputs import FoundItems
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.engine.catalogue import open_catalogue
 from headrace.engine.loop.build import Built, build
+from headrace.engine.loop.draft_model import tokenizer_of
 from headrace.loader.open import open_model
 from tiny import catalogue, families
 from tiny.kept import Kept
@@ -30,6 +32,13 @@ Found = list[tuple[tuple[int, ...], float]]
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 
 
+def opened(options: EngineOptions) -> ItemCatalogue:
+    files = open_model(options.model)
+    found = open_catalogue(options, files, partial(tokenizer_of, files))
+    assert found is not None
+    return found
+
+
 class Shop:
     """An engine with a catalogue, and the model in float64."""
 
@@ -37,9 +46,7 @@ class Shop:
         self.files = open_model(str(folder))
         self.options = EngineOptions(model=str(folder), items=str(file), **{**EXACT, **options})
         self.built: Built = build(self.options, self.files)
-        opened = open_catalogue(self.options, self.files)
-        assert opened is not None
-        self.catalogue = opened
+        self.catalogue = opened(self.options)
 
     def add(self, name: str, prompt: list[int], beams: int, count: int = 0, salt: str = "") -> None:
         wish = RetrievalWish(count or beams, beams)
@@ -304,7 +311,7 @@ def test_a_catalogue_that_is_wrong_is_refused(
     (tmp_path / "items").write_text("\n".join(lines))
     options = EngineOptions(model=str(folder), items=str(tmp_path / "items"))
     with pytest.raises(OptionError, match=match) as caught:
-        open_catalogue(options, open_model(str(folder)))
+        opened(options)
     assert caught.value.param == "items"
 
 
@@ -315,7 +322,7 @@ def test_too_many_items_are_refused(
     (tmp_path / "items").write_text(GOOD + '\n{"item": "b", "ids": [1, 3]}')
     options = EngineOptions(model=str(folder), items=str(tmp_path / "items"))
     with pytest.raises(OptionError, match="more than 1 items"):
-        open_catalogue(options, open_model(str(folder)))
+        opened(options)
 
 
 def test_where_no_items_are_retrieved(folder: Path, file: Path, kept: Kept) -> None:

@@ -57,7 +57,7 @@ class BeamRow(NamedTuple):
     """int32 of this machine's byte order: the ids that may follow, ascending."""
 
 
-class Catalogue:
+class ItemCatalogue:
     """Items by path and by name."""
 
     def __init__(self, items: Sequence[tuple[Path_, str]]) -> None:
@@ -105,7 +105,7 @@ class Catalogue:
         return bisect_left(self._tokens[depth], token, low, high)
 
 
-def read_catalogue(path: Path, vocabulary: int, token_id: TokenIds) -> Catalogue:
+def read_catalogue(path: Path, vocabulary: int, token_id: TokenIds) -> ItemCatalogue:
     """Read and check a catalogue. `vocabulary`: ids are below this; `token_id`: id of a token, or
     None.
 
@@ -132,7 +132,7 @@ def read_catalogue(path: Path, vocabulary: int, token_id: TokenIds) -> Catalogue
             items[ids], names[name] = name, number
     if not items:
         raise OptionError(f"the catalogue {path} has no items", param="items")
-    return Catalogue(sorted(items.items()))
+    return ItemCatalogue(sorted(items.items()))
 
 
 def _item(line: bytes, number: int, vocabulary: int, token_id: TokenIds) -> tuple[str, Path_]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..base.config import EngineOptions
 from ..base.errors import OptionError
-from ..base.items import Catalogue, read_catalogue
+from ..base.items import ItemCatalogue, read_catalogue
 from ..base.modelfiles import ModelFiles
-from ..loader import open_model
-from ..text import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from ..text import Tokenizer
 
 
 def open_catalogue(
-    options: EngineOptions, files: ModelFiles, tokenizer: Tokenizer | None = None
-) -> Catalogue | None:
-    """Open the catalogue that the options name; None without one. `tokenizer`: the model's, if it
-    is open. Raises `OptionError`."""
+    options: EngineOptions, files: ModelFiles, tokenizer: Callable[[], Tokenizer]
+) -> ItemCatalogue | None:
+    """Open the catalogue that the options name; None without one. `tokenizer`: opens the model's;
+    called if an id is given as a token. Raises `OptionError`."""
     if options.items is None:
         return None
     arch = files.arch
@@ -25,13 +28,11 @@ def open_catalogue(
     if not options.prefix_cache:
         why = "items are retrieved with prefix_cache on: it shares the prompt among beams"
         raise OptionError(why, param="items")
-    opened = [] if tokenizer is None else [tokenizer]
+    opened: list[Tokenizer] = []
 
     def token_id(token: str) -> int | None:
         if not opened:
-            # The engine process gets its files without it.
-            source = files.tokenizer or open_model(str(files.path), offline=True).tokenizer
-            opened.append(load_tokenizer(source, arch.vocab_size))
+            opened.append(tokenizer())
         return opened[0].token_to_id(token)
 
     found = read_catalogue(Path(options.items).expanduser(), arch.vocab_size, token_id)

@@ -199,11 +199,6 @@ def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> L
     )
 
 
-def normalisers(logits: torch.Tensor) -> torch.Tensor:
-    """Return the logarithm of the sum of the exponentials of each row [R], fp64."""
-    return torch.logsumexp(logits, -1).double()
-
-
 def _most_likely(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return values, ids [R, top], ordered as in `LogprobColumns`; `topk` leaves the order of ties
     open."""

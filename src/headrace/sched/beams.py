@@ -1,4 +1,4 @@
-"""Beam search over the paths of a catalogue: one answer that several pieces of work make.
+"""BeamWork search over the paths of a catalogue: one answer that several pieces of work make.
 
 A beam is work like a prompt: all its units are known, they are the request's prompt and a path. So
 a level is a set of prompts with a common prefix, which the prefix index shares; a beam computes its
@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import replace
 from typing import NamedTuple
 
-from headrace.base.items import BeamRow, Catalogue
+from headrace.base.items import BeamRow, ItemCatalogue
 from headrace.base.outputs import Continuations, FoundItems
 from headrace.base.request import Request, SequenceDelta
 from headrace.base.step import Admission, StepPlan, StepResult
@@ -23,7 +23,7 @@ from headrace.kv import KvManager
 from .work import Work
 
 
-class _Node(NamedTuple):
+class _KeptPath(NamedTuple):
     """A path that is kept, and its node in the trie."""
 
     score: float
@@ -36,7 +36,7 @@ class Search:
 
     def __init__(
         self,
-        catalogue: Catalogue,
+        catalogue: ItemCatalogue,
         request: Request,
         rank: tuple[float, int],
         kv: KvManager,
@@ -48,7 +48,7 @@ class Search:
         self.wish, self.number = request.spec.retrieval, rank[1]
         self._most = most
         self.depth = 0
-        self._level = [_Node(0.0, (), 0)]
+        self._level = [_KeptPath(0.0, (), 0)]
         self._coming = deque([0])
         """Places of beams that have not begun."""
         self._open = 0
@@ -58,7 +58,7 @@ class Search:
         self.root = kv.chain(request, request.prompt)
         if self.root is not None:
             self.root.extend(len(request.prompt) // kv.block_size)
-        self.first: Beam | None = None
+        self.first: BeamWork | None = None
         self.preemptions = 0
 
     @property
@@ -66,17 +66,17 @@ class Search:
         """Whether the level's continuations are items."""
         return self.depth + 1 == self.catalogue.levels
 
-    def begin(self, order: int) -> list[Beam]:
+    def begin(self, order: int) -> list[BeamWork]:
         """Return the beams that begin now, numbered from `order`."""
-        made: list[Beam] = []
+        made: list[BeamWork] = []
         while self._coming and self._open < self._most:
             place = self._coming.popleft()
-            made.append(Beam(order + len(made), self, place, self._level[place]))
+            made.append(BeamWork(order + len(made), self, place, self._level[place]))
             self._open += 1
         self.first = self.first or made[0]
         return made
 
-    def end(self, beam: Beam, found: Continuations) -> FoundItems | None:
+    def end(self, beam: BeamWork, found: Continuations) -> FoundItems | None:
         """Take a beam's continuations; return the answer if nothing is left to compute."""
         self._open -= 1
         self.preemptions += beam.preemptions
@@ -98,26 +98,26 @@ class Search:
         best = self._level[: self.wish.items]
         return FoundItems([one.node for one in best], [one.score for one in best])
 
-    def _below(self, negative: float, place: int, token: int) -> _Node:
+    def _below(self, negative: float, place: int, token: int) -> _KeptPath:
         above = self._level[place]
         below = self.catalogue.child(self.depth, above.node, token)
-        return _Node(-negative, (*above.path, token), below)
+        return _KeptPath(-negative, (*above.path, token), below)
 
 
-class Beam(Work):
+class BeamWork(Work):
     """A path of a search, whose continuations are wanted."""
 
     __slots__ = ("_kept", "place", "search")
     joint = True
 
-    def __init__(self, id: int, search: Search, place: int, kept: _Node) -> None:
+    def __init__(self, id: int, search: Search, place: int, kept: _KeptPath) -> None:
         request = search.request
         super().__init__(id, request, 0, len(request.prompt) + len(kept.path), search.rank)
         self.search, self.place, self._kept = search, place, kept
         self.tokens += kept.path
         self.chain = None if search.root is None else search.root.fork(self.tokens)
 
-    def __lt__(self, other: Beam) -> bool:
+    def __lt__(self, other: BeamWork) -> bool:
         """Beams of one search have one rank."""
         return self.id < other.id
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing_extensions import TypedDict
 
 from ..base.errors import ContextOverflow, EngineFault, InvalidRequest
-from ..base.items import Catalogue, RetrievalWish
+from ..base.items import ItemCatalogue, RetrievalWish
 from ..base.outputs import FoundItems
 from ..base.sampling import SamplingParams
 from .caller import CALLER, engine_id
@@ -33,10 +33,10 @@ def wish_of(count: int | None, beams: int | None) -> RetrievalWish:
     return RetrievalWish(count, beams)
 
 
-def catalogue_of(service: Service) -> Catalogue:
+def catalogue_of(service: Service) -> ItemCatalogue:
     """Return the model's catalogue. Raises `InvalidRequest` without one, `EngineFault` if the
     engine has another since its file has changed."""
-    catalogue: Catalogue | None = getattr(service.engine, "items", None)
+    catalogue: ItemCatalogue | None = getattr(service.engine, "items", None)
     if catalogue is None:
         raise InvalidRequest(
             f"{service.name} recommends nothing; /v1/recommend needs a ranker, or a language model "
@@ -52,7 +52,7 @@ def catalogue_of(service: Service) -> Catalogue:
 
 def history_ids(
     service: Service,
-    catalogue: Catalogue,
+    catalogue: ItemCatalogue,
     prompt: str | Sequence[int] | None,
     history: Sequence[str] | None,
 ) -> list[int]:

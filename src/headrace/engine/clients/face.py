@@ -101,7 +101,7 @@ class ServingEngine(Protocol):
     template: Any
     """`text.ChatTemplates`, or None if the model has none."""
     items: Any
-    """`base.items.Catalogue` of a model that retrieves items; else None."""
+    """`base.items.ItemCatalogue` of a model that retrieves items; else None."""
     model_name: str
     max_context: int
     """Longest prompt plus output that is served, in tokens."""

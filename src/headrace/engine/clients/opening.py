@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base.config import EngineOptions
-from ...base.items import Catalogue
+from ...base.items import ItemCatalogue
 from ...base.modelfiles import ModelFiles
 from ...loader import open_model
 from ...loader.panels import kept_path, panel_folder
@@ -31,7 +31,7 @@ class OpenModel:
     template: ChatTemplates | None
     phases: dict[str, float]
     """Seconds of each part."""
-    items: Catalogue | None = None
+    items: ItemCatalogue | None = None
 
 
 async def open_for_serving(
@@ -59,7 +59,7 @@ async def open_for_serving(
     phases = {"open_files": opened - begin, "tokenizer": time.monotonic() - read}
     give_back()
     template = ChatTemplates(files) if files.used_templates else None
-    items = await asyncio.to_thread(open_catalogue, options, files, tokenizer)
+    items = await asyncio.to_thread(open_catalogue, options, files, lambda: tokenizer)
     return OpenModel(files, tokenizer, template, phases, items)
 
 

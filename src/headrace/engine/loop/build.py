@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ...base import environment
@@ -18,7 +19,7 @@ from ...base.errors import EngineFault, ModelFileError, OptionError, Overloaded
 from ...base.facts import WorkerFacts
 from ...base.hardware import Hardware, cpu, hardware
 from ...base.identity import Identity
-from ...base.items import Catalogue, RetrievalWish
+from ...base.items import ItemCatalogue, RetrievalWish
 from ...base.layout import Layout
 from ...base.modelfiles import ModelFiles
 from ...base.outputs import FoundItems, Scores, Vector
@@ -35,10 +36,12 @@ from ...roofline.memory import MemoryPlan
 from ...sched import Limits, Scheduler
 from ...sched.limits import Policy
 from ...sched.resource import Resource
+from ..catalogue import open_catalogue
 from .adapters import AdapterSlots
 from .calibration import calibrate_quickly, needs_calibration
 from .context import ContextCache, has_tiers, open_context_cache
 from .core import EngineCore
+from .draft_model import tokenizer_of
 from .encodings import encodings_of
 from .executor import Executor, InlineExecutor
 from .gpu_start import alone_on
@@ -244,11 +247,7 @@ def finish(
             decided = [*resolved.decisions, *wish.decisions, *memory.decisions, *facts.kernels]
             decisions = list({decision.name: decision for decision in decided}.values())
             options = resolved.options
-            catalogue = None
-            if options.items is not None:
-                from ..catalogue import open_catalogue  # Local: tokens have `text`'s imports.
-
-                catalogue = open_catalogue(options, files)
+            catalogue = open_catalogue(options, files, partial(tokenizer_of, files))
             digest = "" if catalogue is None else catalogue.digest
             identity = Identity.of(content_digest(files), files.arch, options, decisions, digest)
             core, context, kv, lender = _core(
@@ -330,7 +329,7 @@ def _core(
     facts: WorkerFacts,
     files: ModelFiles,
     identity: Identity,
-    catalogue: Catalogue | None,
+    catalogue: ItemCatalogue | None,
 ) -> tuple[EngineCore, ContextCache | None, KvManager, Lender | None]:
     options = resolved.options
     types = {"dtype": options.dtype, "kv_dtype": options.kv_dtype}
@@ -436,7 +435,7 @@ def proving(
     features: Collection[str],
     ranker: Ranker | None = None,
     denoiser: Denoiser | None = None,
-    catalogue: Catalogue | None = None,
+    catalogue: ItemCatalogue | None = None,
 ) -> Iterator[None]:
     """Send a real token through every serving path: greedy, and sampled with filters and logprobs.
     Send a vector, a ranking, a picture or a search, too, if the worker makes them. Yields before

@@ -97,6 +97,8 @@ async def recommend(request: Request) -> Response:
     service, body = await entered(request, RecommendBody)
     service.check_model(body.model)
     ranks = service.engine.files.arch.ranker is not None
+    if not ranks:
+        catalogue_of(service)
     for name in _RETRIEVAL if ranks else _RANKING:
         if getattr(body, name):
             what = "a language model with a catalogue" if ranks else "a ranker"
