@@ -167,7 +167,7 @@ class EngineOptions:
     )
     items: str | None = option(
         None,
-        'ItemCatalogue whose items the model retrieves over /v1/recommend: lines of {"item": NAME, '
+        'Catalogue whose items the model retrieves over /v1/recommend: lines of {"item": NAME, '
         '"ids": [semantic ids]}.',
     )
     context_cache: str = option(
