@@ -6,6 +6,7 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -154,3 +155,20 @@ def test_a_model_without_a_catalogue_recommends_nothing(folder: Path) -> None:
     with serving(folder, EXACT) as server:
         error = ask(server, 400, history=["a"])["error"]
         assert (error["param"], error["code"]) == ("model", "unsupported_model")
+
+
+def test_a_catalogue_that_changed_under_a_restarted_engine_is_not_read(
+    folder: Path, file: Path, paths: Any
+) -> None:
+    """Its places would name other items here."""
+    from headrace.base.errors import EngineFault
+    from headrace.base.items import read_catalogue
+    from headrace.server.retrieval import catalogue_of
+
+    items = read_catalogue(file, 1000, lambda token: int(token[1:]))
+    identity = SimpleNamespace(options={"items": items.digest})
+    service: Any = SimpleNamespace(engine=SimpleNamespace(items=items, identity=identity))
+    assert catalogue_of(service) is items
+    identity.options["items"] = "another"
+    with pytest.raises(EngineFault, match="has changed since the start"):
+        catalogue_of(service)
