@@ -26,7 +26,7 @@ CEILINGS = {
     "lines of a command": 150,  # Most of them say what an option means.
     "lines of a class": 450,  # What has one reason to change.
     "lines of a Triton function": 230,
-    "lines of the package": 153_000,  # All Python below src/headrace, with 3 % of room.
+    "lines of the package": 156_500,  # All Python below src/headrace, with 3 % of room.
     "parameters": 16,  # What a caller can get right without looking it up.
     "parameters of a command": 40,  # Each is an option that `--help` prints.
     "parameters of a Triton function": 41,

@@ -13,13 +13,15 @@ be computed without any scheduling, and compared.
 from __future__ import annotations
 
 import random
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.base.drafted import Verified
 from headrace.base.encodings import EncoderShape, EncodingName
-from headrace.base.outputs import Output, Vector
+from headrace.base.items import BeamRow
+from headrace.base.outputs import Continuations, Output, Vector
 from headrace.base.request import Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import InputSpan, RequestSpec, Task
@@ -59,6 +61,21 @@ def identity(before: object, token: int, spec: RequestSpec, place: int) -> int:
 
 def next_token(at: int, choice: int) -> int:
     return random.Random(at * 131 + choice).randrange(VOCAB)
+
+
+def continued(at: int, beam: BeamRow) -> Continuations:
+    """The best continuations of a beam: each token's log-probability follows from what it is
+    after."""
+    legal = array("i", beam.legal).tolist()
+    scored = sorted((-(beam.score + log_share(at, token)), token) for token in legal)
+    return Continuations(
+        [token for _, token in scored[: beam.most]], [-score for score, _ in scored[: beam.most]]
+    )
+
+
+def log_share(at: int, token: int) -> float:
+    """A number of few values, so that many scores are equal."""
+    return -random.Random(at * 131 + token).randrange(1, 9) / 4
 
 
 def expected(request: Request, choice: int, max_context: int) -> tuple[list[int], str]:
@@ -258,7 +275,9 @@ class FakeWorker:
                     TokenLogprobs(-float(at), 1, [], [])
                     for at in range(max(begin, 1), min(end, stay.prompt_length))
                 ]
-            if samples and not stay.spec.generates:
+            if samples and stay.spec.beam is not None:
+                outputs[len(result_tokens)] = continued(stay.identities[-1], stay.spec.beam)
+            elif samples and not stay.spec.generates:
                 outputs[len(result_tokens)] = Vector([float(len(stay.tokens))])
             elif samples:
                 new = stay.tokens[len(stay.tokens) - accepted :]
@@ -515,7 +534,7 @@ class Driver:
             request,
             order=scheduler._order,
             now=self.now,
-            policy=scheduler.limits.policy,
+            limits=scheduler.limits,
             max_context=scheduler.max_context,
             kv=self.kv,
         )
@@ -525,7 +544,10 @@ class Driver:
 
     def _added(self, request: Request) -> None:
         self.requests[request.id] = request
-        for work in self.scheduler._requests[request.id]:
+        self._known(request)
+
+    def _known(self, request: Request) -> None:
+        for work in self.scheduler._requests.get(request.id, ()):
             self.worker.salts[work.id] = (request.cache_salt, request.spec.adapter)
             self.worker.works[work.id] = work
 
@@ -552,6 +574,9 @@ class Driver:
             return False
         plan.verify(budget=self.scheduler.limits.step_tokens, rows=self.scheduler.limits.rows)
         self.plans.append(plan)
+        for request in self.requests.values():
+            if request.spec.retrieval is not None:  # Its work comes bit by bit.
+                self._known(request)
         if self.scheduler.limits.stages > 1:
             for before in self.flying:
                 sampled = zip(before.plan.rows, before.plan.samples, strict=True)

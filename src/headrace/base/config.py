@@ -165,6 +165,11 @@ class EngineOptions:
     threads: int | None = option(
         None, "CPU threads; none: the affinity mask.", low=1, high=MOST_THREADS
     )
+    items: str | None = option(
+        None,
+        'Catalogue whose items the model retrieves over /v1/recommend: lines of {"item": NAME, '
+        '"ids": [semantic ids]}.',
+    )
     context_cache: str = option(
         "auto",
         "Disk space below the cache folder for computed KV, to be loaded after a restart or after "

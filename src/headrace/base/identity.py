@@ -37,9 +37,15 @@ class Identity:
 
     @classmethod
     def of(
-        cls, weights: str, arch: ModelArch, options: EngineOptions, decisions: list[Decision]
+        cls,
+        weights: str,
+        arch: ModelArch,
+        options: EngineOptions,
+        decisions: list[Decision],
+        items: str = "",
     ) -> Identity:
-        """Make the identity of an engine with these resolved options and decisions."""
+        """Make the identity of an engine with these resolved options and decisions. `items`: digest
+        of its catalogue."""
         decided = {decision.name: decision.value for decision in decisions}
         read = repr(arch)
         if arch.rope.kind == "long":
@@ -47,7 +53,8 @@ class Identity:
         return cls(
             weights=weights,
             architecture=hashlib.sha256(read.encode()).hexdigest()[:16],
-            options={name: str(getattr(options, name)).lower() for name in OPTIONS},
+            options={name: str(getattr(options, name)).lower() for name in OPTIONS}
+            | ({"items": items} if items else {}),
             kernels={
                 name.removeprefix("kernels."): value
                 for name, value in sorted(decided.items())

@@ -45,5 +45,21 @@ class PictureOutput(Tagged, frozen=True, array_like=True, tag="picture"):
     """Steps done."""
 
 
-Output = Vector | Scores | Alignment | Samples | PictureOutput
+class Continuations(Tagged, frozen=True, array_like=True, tag="continuations"):
+    """The best continuations of a beam: those that can be among the best of their search."""
+
+    tokens: list[int]
+    scores: list[float]
+    """Log-probabilities of the paths, the beam's own included."""
+
+
+class FoundItems(Tagged, frozen=True, array_like=True, tag="items"):
+    """Items that a search found, the best first, by their places in the catalogue."""
+
+    items: list[int]
+    scores: list[float]
+    """Log-probability of each item's path after the prompt."""
+
+
+Output = Vector | Scores | Alignment | Samples | PictureOutput | Continuations | FoundItems
 """Output of a request other than tokens."""

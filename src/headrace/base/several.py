@@ -15,7 +15,7 @@ from .names import hint
 OWN = (
     "quantise", "kv_dtype", "kv_memory", "max_context", "max_sequences", "max_waiting",
     "step_tokens", "block_size", "prefix_cache", "policy", "speculate", "max_adapters",
-    "adapter_rank",
+    "adapter_rank", "items",
 )  # fmt: skip
 """Options that each model of a server may have of its own; the others are the server's."""
 SHORT = {"kv": "kv_memory", "quantize": "quantise"}

@@ -11,16 +11,17 @@ from typing import Literal, NamedTuple
 
 from .denoising import PictureWish
 from .encodings import SealedHandle
+from .items import BeamRow, RetrievalWish
 from .ranking import RankingInput
 from .sampling import SamplingParams
 
-Task = Literal["tokens", "sound", "vector", "score", "alignment", "rank", "picture"]
+Task = Literal["tokens", "sound", "vector", "score", "alignment", "rank", "picture", "items"]
 """Requested output: text token by token, the sound whose codes are the tokens, the vector of an
 input, the score of a pair of texts, the positions of a text's tokens in an encoded input, the
-scores of candidates, or a picture."""
+scores of candidates, a picture, or items of the catalogue."""
 GENERATING = "tokens", "sound"
 """Tasks for which tokens are sampled."""
-WORKER_FEATURES = {"rank": "ranking", "picture": "pictures"}
+WORKER_FEATURES = {"rank": "ranking", "picture": "pictures", "items": "beams"}
 """Features of workers that serve tasks without tokens; other such tasks need "pooling"."""
 
 SEEDS = 2**64
@@ -151,7 +152,17 @@ class RequestSpec:
     picture: PictureWish | None = None
     """Wish of the task "picture", whose prompt is its label."""
 
+    retrieval: RetrievalWish | None = None
+    """Wish of the task "items"."""
+    beam: BeamRow | None = None
+    """The beam of that task which a row computes; written by the scheduler."""
+
     @property
     def generates(self) -> bool:
         """Whether tokens are wanted."""
         return self.task in GENERATING
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the logits of the last token are wanted."""
+        return self.generates or self.retrieval is not None

@@ -63,6 +63,27 @@ def log_probabilities(logits: Logits, tokens: npt.NDArray[np.int64], top: int) -
     return found
 
 
+def normalisers(logits: Logits) -> npt.NDArray[np.float64]:
+    """Return the logarithm of the sum of the exponentials of each row [R]."""
+    return np.array([_logsumexp(line) for line in logits], np.float64)
+
+
+def best_beams(
+    values: npt.NDArray[np.float64],
+    beams: npt.NDArray[np.int64],
+    tokens: npt.NDArray[np.int64],
+    most: int,
+) -> npt.NDArray[np.int64]:
+    """Return the places of the `most` largest of `values` [N], the best first. Among equals the
+    smaller beam [N] comes first, then the smaller token [N]; -inf is left out."""
+    some = np.flatnonzero(values > -np.inf)
+    if len(some) > 4 * most:
+        bound = np.partition(values[some], len(some) - most)[len(some) - most]
+        some = some[values[some] >= bound]
+    order = np.lexsort((tokens[some], beams[some], -values[some]))
+    return some[order[:most]]
+
+
 def draw(logits: Logits, parameters: DrawParameters) -> npt.NDArray[np.int64]:
     """Draw as `sampling.draw` does, with a sort of the whole row for top-p, which is rare."""
     tokens = np.empty(len(logits), np.int64)

@@ -210,6 +210,10 @@ class KvManager:
             key, tokens = whole, len(wanted)
         else:
             key, tokens = self.partial.best(chain.before(hit), wanted)
+            # Of many with one beginning, the one that ends here may not be among the newest.
+            rest = chain.rest(known - 1) if tokens < len(wanted) < size else b""
+            if self._has(rest):
+                key, tokens = rest, len(wanted)
         if not tokens:
             return
         sources = [pool.index[key] for pool in self.pools]

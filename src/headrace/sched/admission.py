@@ -7,12 +7,12 @@ from array import array
 from collections import deque
 from collections.abc import Iterable
 
-from headrace.base.denoising import Denoiser
 from headrace.base.errors import ContextOverflow, InvalidRequest
 from headrace.base.request import Request
 from headrace.kv import KvManager
 
-from .limits import Policy
+from .beams import Search
+from .limits import Limits
 from .once import Once
 from .queue import PATIENCE_SECONDS
 from .sequence import Sequence
@@ -52,20 +52,23 @@ def work_of(
     *,
     order: int,
     now: float,
-    policy: Policy,
+    limits: Limits,
     max_context: int,
     kv: KvManager,
-    denoiser: Denoiser | None = None,
 ) -> list[Work]:
     """Turn a request into work; raise the error that says why it cannot be. `order`: number of the
-    first; `denoiser`: shape of the model, if it draws."""
-    urgency = now + request.priority * PATIENCE_SECONDS if policy == "priority" else 0.0
+    first."""
+    prioritised = limits.policy == "priority"
+    urgency = now + request.priority * PATIENCE_SECONDS if prioritised else 0.0
     if request.spec.generates:
         return list(_sequences(request, order, urgency, max_context, kv))
     if (wish := request.spec.picture) is not None:
+        denoiser = limits.denoiser
         assert denoiser is not None, "the model draws no pictures"
         size = denoiser.tokens * wish.entries
         return [Stepped(order, request, len(denoiser.phases(wish)), size, (urgency, order))]
+    if request.spec.retrieval is not None:
+        return [*_search(request, (urgency, order), limits, max_context, kv).begin(order)]
     return [_once(request, order, urgency, max_context, kv)]
 
 
@@ -97,6 +100,20 @@ def _once(request: Request, order: int, urgency: float, max_context: int, kv: Kv
     # A candidate's score is its own, so candidates are cut anywhere.
     atom = 1 if keeps or request.spec.ranking is not None else ALL
     return Once(order, request, 0, length, (urgency, order), keeps=keeps, atom=atom)
+
+
+def _search(
+    request: Request, rank: tuple[float, int], limits: Limits, max_context: int, kv: KvManager
+) -> Search:
+    catalogue, length = limits.catalogue, len(request.prompt)
+    assert catalogue is not None, "the model retrieves no items"
+    if length + catalogue.levels > max_context:
+        raise ContextOverflow(
+            f"the prompt has {length} tokens and an item {catalogue.levels}; together at most "
+            f"{max_context} fit in the context",
+            param="prompt",
+        )
+    return Search(catalogue, request, rank, kv, limits.running)
 
 
 def _length(request: Request, max_context: int) -> int:

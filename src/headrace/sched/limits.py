@@ -7,6 +7,7 @@ from typing import Literal
 
 from headrace.base.denoising import Denoiser
 from headrace.base.errors import OptionError
+from headrace.base.items import ItemCatalogue
 
 Policy = Literal["fcfs", "priority"]
 
@@ -43,6 +44,8 @@ class Limits:
     cuts: bool = False
     """Whether units are computed each by itself, so that work which keeps nothing between two steps
     is cut anywhere, too."""
+    catalogue: ItemCatalogue | None = None
+    """Items that the model retrieves."""
     denoiser: Denoiser | None = None
     """Shape of a model that draws: a step of a picture has as many units as it has tokens."""
 

@@ -168,6 +168,24 @@ class Roster:
         work.table = table
         return start, count
 
+    def make_room(self, work: Work, end: int, writes: list[BlockWrite]) -> bool:
+        """Take blocks up to `end` or as far as possible; return whether there is room for at least
+        one unit, or for those that see each other."""
+        table = work.table
+        assert table is not None
+        end = min(end, work.limit)
+        while True:
+            room = self.kv.grow(table, work.row, work.oldest_query(), end, writes)
+            work.capacity = min(room, work.limit)
+            if work.capacity >= work.scheduled + work.least(work.scheduled):
+                return True
+            if self.leaving:
+                return False  # blocks are on their way already
+            victim = self.last_in_rank(keeps=True)
+            if victim is work:
+                return False
+            self.preempt(victim)
+
     # Out
 
     def preempt(self, work: Work) -> None:

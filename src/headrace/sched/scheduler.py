@@ -159,10 +159,9 @@ class Scheduler:
                 request,
                 order=self._order,
                 now=self._clock(),
-                policy=self.limits.policy,
+                limits=self.limits,
                 max_context=self.max_context,
                 kv=self.kv,
-                denoiser=self.limits.denoiser,
             )
         )
 
@@ -188,7 +187,8 @@ class Scheduler:
 
     def abort(self, request_id: str) -> list[SequenceDelta]:
         """End all choices of a request in any state; return [] if it is not known."""
-        return [self._finish(s, "abort") for s in list(self._requests.get(request_id, ()))]
+        works = list(self._requests.get(request_id, ()))
+        return [self._finish(s, "abort") for s in works if s.state is not State.FINISHED]
 
     def abort_choice(self, request_id: str, choice: int) -> list[SequenceDelta]:
         """End one choice whose text has a stop string; return [] if it has ended."""
@@ -283,6 +283,8 @@ class Scheduler:
                     sampled += len(delta.tokens)
                     if delta.finish is not None:
                         self._leave(work)
+                elif work.joint and plan.samples[i]:
+                    self._pass_on(work)
             if work.state is not running:
                 self._roster.drain(work)
         if self._encodings is not None:
@@ -348,7 +350,7 @@ class Scheduler:
                 continue  # preempted by work before it
             start = work.scheduled
             if work.id in decoding:
-                if self._make_room(work, start + 1, writes):
+                if self._roster.make_room(work, start + 1, writes):
                     assert work.table is not None
                     self.kv.enter(work.table, min(start, work.known), latest)
             elif budget > 0:
@@ -360,29 +362,11 @@ class Scheduler:
                 count = work.chunk(start, budget, most)
                 if not count:
                     self._held, budget = work.rank, 0
-                elif work.table is None or self._make_room(work, start + count, writes):
+                elif work.table is None or self._roster.make_room(work, start + count, writes):
                     count = work.chunk(start, min(count, work.capacity - start))
                     chunks.append((work, count))
                     budget, most = budget - count, 0
         return chunks
-
-    def _make_room(self, work: Work, end: int, writes: list[BlockWrite]) -> bool:
-        """Take blocks up to `end` or as far as possible; return whether there is room for at least
-        one unit, or for those that see each other."""
-        table = work.table
-        assert table is not None
-        end = min(end, work.limit)
-        while True:
-            room = self.kv.grow(table, work.row, work.oldest_query(), end, writes)
-            work.capacity = min(room, work.limit)
-            if work.capacity >= work.scheduled + work.least(work.scheduled):
-                return True
-            if self._roster.leaving:
-                return False  # blocks are on their way already
-            victim = self._roster.last_in_rank(keeps=True)
-            if victim is work:
-                return False
-            self._roster.preempt(victim)
 
     def _place_decodes(self, plan: StepPlan) -> list[Work]:
         decoding = self._roster.decoding
@@ -489,15 +473,27 @@ class Scheduler:
         return work.end(finish, error)
 
     def _leave(self, work: Work) -> None:
-        """Remove work that has its answer from its request."""
-        self._roster.leave(work, State.FINISHED)
-        choices = self._requests[work.request.id]
-        choices.remove(work)
-        if self._encodings is not None:
-            self._encodings.leave(work)
-        if not choices:
+        """Remove work that has its answer from its request, and what is joint with it."""
+        works = self._requests[work.request.id]
+        for one in works[:] if work.joint else (work,):
+            self._roster.leave(one, State.FINISHED)
+            works.remove(one)
+            if self._encodings is not None:
+                self._encodings.leave(one)
+        if not works:
             del self._requests[work.request.id]
         self._retry.finished(self._clock())
+
+    def _pass_on(self, work: Work) -> None:
+        """Put further work for the same answer in the place of joint work that ended."""
+        works = self._requests[work.request.id]
+        self._roster.leave(work, State.FINISHED)
+        works.remove(work)
+        made = work.further(self._order)
+        self._order += len(made)
+        works += made
+        for one in made:
+            self._roster.waiting.push(one)
 
     def check_integrity(self) -> None:
         """Assert the invariants between any two calls; when idle, that nothing is held."""

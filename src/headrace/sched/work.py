@@ -60,6 +60,9 @@ class Work:
         "table", "tokens", "void_until",
     )  # fmt: skip
 
+    joint = False
+    """Whether it makes one answer with the other work of its request, and ends with it."""
+
     def __init__(
         self,
         id: int,
@@ -172,6 +175,10 @@ class Work:
         """Take one new token that does not end the work; return whether it is such a one, and
         nothing is taken otherwise."""
         return False
+
+    def further(self, order: int) -> list[Work]:
+        """Return the work that begins since this joint work has ended, numbered from `order`."""
+        return []
 
     def move(self, state: State) -> None:
         """Change the state; nothing else does."""

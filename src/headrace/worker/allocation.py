@@ -17,6 +17,7 @@ from ..speculate import Speculation
 from .alignment import Aligner
 from .bans import AllowedTokens, BadWords
 from .batch import make_batch
+from .beams import Beams
 from .denoising import Denoising
 from .features import Features, RowFeature
 from .filters import Filters
@@ -169,6 +170,7 @@ class Allocator:
         if opened.encoder is not None and self.arch.cross is not None:
             aligner.append(Aligner(self.arch, opened.encoder.keys))
         return [
+            Beams(),
             Logprobs(),
             *([] if masks is None else [masks]),
             TimedText(rows),

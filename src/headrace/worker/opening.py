@@ -128,7 +128,7 @@ def _features(task: str, model: Model, able: dict[str, bool]) -> tuple[str, ...]
         return (WORKER_FEATURES[task],)
     if not model.generates:
         return ("pooling", "score") if model.labels else ("pooling",)
-    return ("pooling", *(name for name, there in able.items() if there))
+    return ("pooling", "beams", *(name for name, there in able.items() if there))
 
 
 def _adapters(text: Part, options: WorkerOptions, resolved: Resolved) -> Adapters | None:

@@ -114,7 +114,7 @@ class Rows:
             sampling.greedy,
             spec.seed,
             admission.choice,
-            not spec.generates,
+            not spec.predicts,
             spec.second_at,
             -1,
         )

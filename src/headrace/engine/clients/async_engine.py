@@ -72,6 +72,7 @@ class AsyncEngine(SupervisedEngine):
         self.files = files
         self.tokenizer = model.tokenizer
         self.template = model.template
+        self.items = model.items
         self.model_name = name or own_name(options.model)
         self.max_context = options.max_context or files.arch.max_context
         self.features: frozenset[str] = frozenset()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 from ...base.config import Decision, EngineOptions
 from ...base.denoising import PictureWish
 from ...base.identity import Identity
+from ...base.items import RetrievalWish
 from ...base.modelfiles import ModelFiles
 from ...base.ranking import RankingInput
 from ...base.request import EmbeddingOutput, OutputDelta, RequestOutput, Retained, StepStats
@@ -47,7 +48,7 @@ class RequestOptions(TypedDict, total=False):
     retained: Sequence[Retained]
     prefixes: TextPrefixes
     inputs: Sequence[InputSpan]
-    given: RankingInput | PictureWish | None
+    given: RankingInput | PictureWish | RetrievalWish | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ class ServingEngine(Protocol):
     """`text.Tokenizer`."""
     template: Any
     """`text.ChatTemplates`, or None if the model has none."""
+    items: Any
+    """`base.items.ItemCatalogue` of a model that retrieves items; else None."""
     model_name: str
     max_context: int
     """Longest prompt plus output that is served, in tokens."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...base.denoising import PictureWish
 from ...base.errors import ContextOverflow, InvalidRequest
+from ...base.items import RetrievalWish
 from ...base.modelfiles import ModelFiles
 from ...base.ranking import RankingInput
 from ...base.request import Request, Retained
@@ -86,7 +87,7 @@ class InputProcessor:
         retained: Sequence[Retained] = (),
         prefixes: TextPrefixes = NOTHING,
         inputs: Sequence[InputSpan] = (),
-        given: RankingInput | PictureWish | None = None,
+        given: RankingInput | PictureWish | RetrievalWish | None = None,
     ) -> Request:
         """Resolve a request: its tokens, its limits, its seed.
 
@@ -99,7 +100,7 @@ class InputProcessor:
         `spec.GENERATING` nothing is sampled; with `second_at` the prompt is a pair of texts, and
         the second begins there. `given`: for the task "rank" the features (the prompt has a 0 for
         each candidate). For "picture" the wish (the prompt is the label, the seed is the
-        sampling's).
+        sampling's); for "items" the wish.
 
         Raises `InvalidRequest` naming the field, or `ContextOverflow`.
         """
@@ -129,6 +130,7 @@ class InputProcessor:
                 arrival=arrival,
                 given=given,
                 seed=sampling.seed,
+                cache_salt=cache_salt,
             )
         ids = self.tokenise(prompt)
         # The step of the last token may be a plain decode, which reads ids only.
@@ -247,8 +249,9 @@ class InputProcessor:
         adapter: str | None,
         second_at: int,
         arrival: float,
-        given: RankingInput | PictureWish | None,
+        given: RankingInput | PictureWish | RetrievalWish | None,
         seed: int | None,
+        cache_salt: str,
     ) -> Request:
         if (task == "score") != (self._task == "score"):
             raise InvalidRequest(
@@ -257,7 +260,7 @@ class InputProcessor:
                 else "this model scores pairs of texts; use /rerank, /score or score()",
                 param="model",
             )
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) and task != "items":
             prompt = self._tokenizer.encode_with_specials(prompt)
         ids = self.tokenise(prompt)
         if len(ids) > self._max_context:
@@ -274,15 +277,17 @@ class InputProcessor:
             id=request_id,
             prompt=ids,
             spec=RequestSpec(
-                SamplingParams(max_tokens=1),
+                SamplingParams(max_tokens=1, temperature=0.0),
                 seed=resolve_seed(seed),
                 task=task,
                 adapter=adapter,
                 second_at=second_at,
                 ranking=given if isinstance(given, RankingInput) else None,
                 picture=given if isinstance(given, PictureWish) else None,
+                retrieval=given if isinstance(given, RetrievalWish) else None,
             ),
             priority=_integer("priority", priority),
+            cache_salt=cache_salt if task == "items" else "",
             arrival=arrival,
         )
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ...base.config import EngineOptions
+from ...base.items import ItemCatalogue
 from ...base.modelfiles import ModelFiles
 from ...loader import open_model
 from ...loader.panels import kept_path, panel_folder
 from ...speech.finding import listens, sees
 from ...text import ChatTemplates, Tokenizer, load_tokenizer
+from ..catalogue import open_catalogue
 from ..preload import give_back
 
 
@@ -29,6 +31,7 @@ class OpenModel:
     template: ChatTemplates | None
     phases: dict[str, float]
     """Seconds of each part."""
+    items: ItemCatalogue | None = None
 
 
 async def open_for_serving(
@@ -36,7 +39,8 @@ async def open_for_serving(
 ) -> OpenModel:
     """Open a model. `on_files` is called as soon as the files are open, before the slow tokenizer.
 
-    Raises `ModelNotFound`, `DownloadError`, `ModelFileError`, `UnsupportedModel`.
+    Raises `ModelNotFound`, `DownloadError`, `ModelFileError`, `UnsupportedModel`, and `OptionError`
+    for a catalogue.
     """
     begin = time.monotonic()
     files = await asyncio.to_thread(
@@ -55,7 +59,8 @@ async def open_for_serving(
     phases = {"open_files": opened - begin, "tokenizer": time.monotonic() - read}
     give_back()
     template = ChatTemplates(files) if files.used_templates else None
-    return OpenModel(files, tokenizer, template, phases)
+    items = await asyncio.to_thread(open_catalogue, options, files, lambda: tokenizer)
+    return OpenModel(files, tokenizer, template, phases, items)
 
 
 def check_beside(files: ModelFiles) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ...base import environment
@@ -18,9 +19,10 @@ from ...base.errors import EngineFault, ModelFileError, OptionError, Overloaded
 from ...base.facts import WorkerFacts
 from ...base.hardware import Hardware, cpu, hardware
 from ...base.identity import Identity
+from ...base.items import ItemCatalogue, RetrievalWish
 from ...base.layout import Layout
 from ...base.modelfiles import ModelFiles
-from ...base.outputs import Scores, Vector
+from ...base.outputs import FoundItems, Scores, Vector
 from ...base.ranking import Ranker, blank
 from ...base.request import Request, SequenceDelta
 from ...base.sampling import SamplingParams
@@ -34,10 +36,12 @@ from ...roofline.memory import MemoryPlan
 from ...sched import Limits, Scheduler
 from ...sched.limits import Policy
 from ...sched.resource import Resource
+from ..catalogue import open_catalogue
 from .adapters import AdapterSlots
 from .calibration import calibrate_quickly, needs_calibration
 from .context import ContextCache, has_tiers, open_context_cache
 from .core import EngineCore
+from .draft_model import tokenizer_of
 from .encodings import encodings_of
 from .executor import Executor, InlineExecutor
 from .gpu_start import alone_on
@@ -243,9 +247,11 @@ def finish(
             decided = [*resolved.decisions, *wish.decisions, *memory.decisions, *facts.kernels]
             decisions = list({decision.name: decision for decision in decided}.values())
             options = resolved.options
-            identity = Identity.of(content_digest(files), files.arch, options, decisions)
+            catalogue = open_catalogue(options, files, partial(tokenizer_of, files))
+            digest = "" if catalogue is None else catalogue.digest
+            identity = Identity.of(content_digest(files), files.arch, options, decisions, digest)
             core, context, kv, lender = _core(
-                resolved, memory, executor, flight, facts, files, identity
+                resolved, memory, executor, flight, facts, files, identity, catalogue
             )
         yield
         with _phase("warm_up", on_phase):
@@ -260,6 +266,7 @@ def finish(
                 features=facts.features,
                 ranker=files.arch.ranker,
                 denoiser=files.arch.denoiser,
+                catalogue=catalogue,
             )
         on_phase("first_token", time.monotonic() - begin)
     except BaseException:
@@ -322,6 +329,7 @@ def _core(
     facts: WorkerFacts,
     files: ModelFiles,
     identity: Identity,
+    catalogue: ItemCatalogue | None,
 ) -> tuple[EngineCore, ContextCache | None, KvManager, Lender | None]:
     options = resolved.options
     types = {"dtype": options.dtype, "kv_dtype": options.kv_dtype}
@@ -340,6 +348,7 @@ def _core(
         drafts=drafts_of(options),
         atom=0 if resolved.encoder is None else resolved.encoder.atom,
         cuts=files.arch.ranker is not None,
+        catalogue=catalogue,
         denoiser=files.arch.denoiser,
     )
     # On a CPU blocks get their memory when they are first written: see `kv.pool`.
@@ -426,14 +435,16 @@ def proving(
     features: Collection[str],
     ranker: Ranker | None = None,
     denoiser: Denoiser | None = None,
+    catalogue: ItemCatalogue | None = None,
 ) -> Iterator[None]:
     """Send a real token through every serving path: greedy, and sampled with filters and logprobs.
-    Send a vector, a ranking or a picture, too, if the worker makes them. Yields before each step.
+    Send a vector, a ranking, a picture or a search, too, if the worker makes them. Yields before
+    each step.
 
     Raises `EngineFault` if one ends otherwise than it should, `ModelFileError` if its results are
     not finite.
     """
-    length = min(8, max_context - 2)
+    length = min(8, max_context - (2 if catalogue is None else max(2, catalogue.levels)))
     paths = {
         "greedy": SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True),
         "sampled": SamplingParams(
@@ -455,7 +466,10 @@ def proving(
         paths["ranking"] = SamplingParams(max_tokens=1)
     if denoiser is not None:
         paths["picture"] = SamplingParams(max_tokens=1)
-    tasks: dict[str, Task] = {"pooling": "vector", "ranking": "rank", "picture": "picture"}
+    if catalogue is not None:
+        paths["items"] = SamplingParams(max_tokens=1, temperature=0.0)
+    tasks: dict[str, Task] = {"pooling": "vector", "ranking": "rank"}
+    tasks |= {"picture": "picture", "items": "items"}
     coming = [
         Request(
             id=f"headrace-start-{name}",
@@ -466,6 +480,7 @@ def proving(
                 task=tasks.get(name, "tokens"),
                 ranking=None if ranker is None else blank(ranker, length),
                 picture=None if denoiser is None else denoiser.proof(),
+                retrieval=RetrievalWish(1, 2) if name == "items" else None,
             ),
             cache_salt=_PROOF_SALT,
             arrival=time.monotonic(),
@@ -498,5 +513,7 @@ def _numbers(delta: SequenceDelta) -> Iterator[float]:
     """Yield the numbers in a delta."""
     if isinstance(delta.output, Vector | Scores):
         yield from delta.output.values
+    if isinstance(delta.output, FoundItems):
+        yield from delta.output.scores
     for position in delta.logprobs or ():
         yield position.logprob

@@ -119,10 +119,12 @@ def _verify_model(files: ModelFiles, target: ModelFiles) -> None:
 
 
 def tokenizer_of(files: ModelFiles) -> Tokenizer:
-    """Open the tokenizer of a model."""
+    """Open the tokenizer of a model, also for files that came over the wire without it (see
+    `messages.WireFiles`)."""
     from ...text import load_tokenizer  # Local: most engine processes, which start here, have none.
 
-    return load_tokenizer(files.tokenizer, files.arch.vocab_size)
+    source = files.tokenizer or open_model(str(files.path), offline=True).tokenizer
+    return load_tokenizer(source, files.arch.vocab_size)
 
 
 def _verify_vocabulary(files: ModelFiles, target: ModelFiles) -> None:

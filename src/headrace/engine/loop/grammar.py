@@ -13,8 +13,8 @@ from typing import Any
 
 from ...base.modelfiles import ModelFiles
 from ...base.request import Request
-from ...loader import open_model
 from ...sched.work import Work
+from .draft_model import tokenizer_of
 
 
 def tokenizer_for_grammars(files: ModelFiles) -> Callable[[], Any] | None:
@@ -25,17 +25,10 @@ def tokenizer_for_grammars(files: ModelFiles) -> Callable[[], Any] | None:
 
     def make() -> Any:
         # Local: a process whose requests have no grammar does not load the library.
-        from ...text import load_tokenizer
         from ...text.lltokenizer import grammar_tokenizer
 
-        source = files.tokenizer
-        if source == {}:  # Files that came over the wire: see `messages.WireFiles`.
-            source = open_model(str(files.path), offline=True).tokenizer
-        return grammar_tokenizer(
-            load_tokenizer(source, files.arch.vocab_size),
-            vocab_size=files.arch.vocab_size,
-            eos_ids=files.eos_ids,
-        )
+        vocabulary = files.arch.vocab_size
+        return grammar_tokenizer(tokenizer_of(files), vocab_size=vocabulary, eos_ids=files.eos_ids)
 
     return make
 

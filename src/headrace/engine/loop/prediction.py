@@ -229,7 +229,7 @@ class StepPredictor:
         if arch.denoiser is not None:
             return self.drawing(plan.tokens // arch.denoiser.tokens)
         for admission in plan.admitted:
-            self._pooling[admission.row] = not admission.spec.generates
+            self._pooling[admission.row] = not admission.spec.predicts
             if arch.cross is not None:
                 self._inputs[admission.row] = sum(one.units for one in admission.spec.inputs)
         inputs = [self._inputs[row] for row in plan.rows] if arch.cross is not None else []
