@@ -14,6 +14,7 @@ from headrace.base.step import Admission, BlockWrite, StepPlan, StepResult
 from headrace.kernels.program import EVERY, LOGITS, Outputs, Want, want
 from headrace.worker import Worker
 from headrace.worker.bans import AllowedTokens, BadWords
+from headrace.worker.beams import Beams
 from headrace.worker.features import Features, RowFeature
 from headrace.worker.filters import Filters
 from headrace.worker.logprobs import Logprobs
@@ -90,6 +91,7 @@ def test_the_order_of_a_workers_list(worker: Worker) -> None:
     worker.allocate(pool_of(worker, 8))
     kinds = [type(feature) for feature in worker._steps.features.listed]
     assert kinds == [
+        Beams,
         Logprobs,
         TimedText,
         ReasoningBudgets,
