@@ -299,14 +299,16 @@ def common_group(widths: set[int], wished: int) -> int:
 
 
 def _canonical(name: str, one: StoredTensor, arch: ModelArch | None) -> tuple[str, ...]:
-    """Return the canonical names of a tensor's matrices; the file's name without a model."""
+    """Return the canonical names of a tensor's matrices that read its columns; the file's name
+    without a model."""
     if arch is None:
         return (name,)  # An importance matrix has the file's names.
     canonical = from_hf_name(name, arch)
     if canonical is None:
         return ()
-    parts = latent_parts(canonical, one.shape, arch) or row_parts(canonical, one.shape, arch)
-    return tuple(parts) or (canonical,)
+    if latent := latent_parts(canonical, one.shape, arch):
+        return tuple(latent)[1::2]  # Those of values; those of keys are transposed.
+    return tuple(row_parts(canonical, one.shape, arch)) or (canonical,)
 
 
 def is_linear(name: str) -> bool:

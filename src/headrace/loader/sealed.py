@@ -66,7 +66,7 @@ def check(path: Path, digest: Any, at: int | None = None) -> None:
         raise Untrusted(
             f"{path.name} has other bytes than when it was quantised: SHA-256 {found[:12]}…, "
             f"{digest[:12]}… is written in it; make or fetch it again, or take {KEY} out of it if "
-            "the change is yours"
+            f"the change is yours (gguf-new-metadata --remove-metadata {KEY} OLD NEW)"
         )
     with suppress(OSError):  # A cache that cannot be written costs hashing at every start.
         folder.mkdir(parents=True, exist_ok=True)
