@@ -18,6 +18,7 @@ import torch
 from headrace.factory.to_gguf import FileTensor, entries_of, write_tensors
 from headrace.kernels.arrays import floats
 from headrace.kernels.weights import BlockWeight
+from headrace.loader import sealed
 from headrace.loader.gguf import GgufFile
 from headrace.quant.ggml import dequantise
 from headrace.quant.ggml_types import BY_NAME, DENSE
@@ -71,13 +72,14 @@ def twin(file: GgufFile, seed: int = 0) -> dict[str, Floats]:
 def write(file: GgufFile, tensors: dict[str, Floats], target: Path, kind: str) -> None:
     """Write them with the file's metadata; matrices as `kind`, vectors in F32."""
     entries, count = entries_of(file, ["F32", "F16"].index(kind))
+    entries = entries.replace(sealed.ENTRY + sealed.EMPTY.encode(), b"")  # Peers would copy it.
     made = []
     for name, values in tensors.items():
         stored = values.astype(np.float16) if values.ndim > 1 and kind == "F16" else values
         of = BY_NAME["F32" if stored is values else "F16"]
         made.append(FileTensor(name, values.shape, of, lambda stored=stored: [stored]))
     with target.open("w+b") as out:
-        write_tensors(out, entries, count, file.metadata.get("general.alignment", 32), made)
+        write_tensors(out, entries, count - 1, file.metadata.get("general.alignment", 32), made)
 
 
 def main() -> None:

@@ -581,8 +581,9 @@ def test_a_result_with_other_bytes_is_refused(
             open_model(str(out))
         assert gguf.GGUFReader(weights).get_field(sealed.KEY) is not None
         return
-    told = json.loads((out / "config.json").read_text())
-    for wrong in ({"../x": "0" * 64}, {"model.safetensors": "12"}, ["model.safetensors"]):
-        (out / "config.json").write_text(json.dumps({**told, sealed.CONFIG_KEY: wrong}))
-        with pytest.raises(Untrusted, match="sha256"):
-            open_model(str(out))
+    weights.write_bytes(right.replace(right[sealed.SHARD : sealed.SHARD + 64], b"x" * 64, 1))
+    with pytest.raises(Untrusted, match="sha256"):
+        open_model(str(out))
+    # What another tool writes from it is another file, whose bytes nobody promised.
+    save_file(load_file(out / "model.safetensors"), weights, {"format": "pt"})
+    assert open_model(str(out)).arch.task == "tokens"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from ..loader.partial import check_space, file_sha256
 from ..loader.progress import Progress, Silent
 from ..loader.quantised_safetensors import QuantisedMatrices, picked
 from ..loader.safetensors_file import SIZES
-from ..loader.sealed import digest_without
+from ..loader.sealed import SHARD, seal
 from ..loader.shards import INDEX, read_headers
 from ..loader.weight_source import read_weight
 from ..loader.weights import load_weights
@@ -178,16 +178,15 @@ class Converting:
             self._progress.done()
 
     def _published(self, work: Path) -> dict[str, Any]:
-        digests: dict[str, str] = {}
         for name, moves in self.shards.items():
             with (work / name).open("w+b") as out:
                 self._write(out, moves)
                 if self.ending != "gguf":
-                    digests[name] = digest_without(out)
+                    seal(out, SHARD)
                 out.flush()
                 os.fsync(out.fileno())
         if self.ending != "gguf":
-            self._write_small(work, digests)
+            self._write_small(work)
         lost = any(one.changed for one in self.moves)
         if lost and not self.wish.lossy:
             return self._report({}, None)
@@ -233,7 +232,7 @@ class Converting:
         to = self.wish.to
         return FILE_TYPES[PLAIN[to]] if to in PLAIN else to_gguf.TARGETS[to].number
 
-    def _write_small(self, work: Path, digests: Mapping[str, str]) -> None:
+    def _write_small(self, work: Path) -> None:
         """Write all other files of a folder."""
         if self.across:
             for name, data in self._small.items():
@@ -256,7 +255,7 @@ class Converting:
             for key in ("torch_dtype", "dtype"):
                 if key in config:
                     config[key] = _DTYPES[self.wish.to]
-        (work / "config.json").write_bytes(to_compressed.config_of(config, self.coding, digests))
+        (work / "config.json").write_bytes(to_compressed.config_of(config, self.coding))
 
     def _report(self, files: dict[str, str], proof: dict[str, int] | None) -> dict[str, Any]:
         moved = [one.said() for one in self.moves if not one.stays]

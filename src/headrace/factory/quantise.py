@@ -25,7 +25,6 @@ from ..loader.gguf_model import gguf_of
 from ..loader.jsonfile import read_json
 from ..loader.open import open_local
 from ..loader.progress import Progress
-from ..loader.sealed import digest_without
 from ..loader.shards import INDEX
 from ..models.registry import describe
 from ..quantise.folding import Fold, folds, vector_factors
@@ -188,15 +187,9 @@ def _compressed(
     tensors = _rounded(made.tensors, chosen, folder, progress, places)
     made.factors = vector_factors(places, folder)
     data_of = _data_of(made.tensors, folder)
-    digests: dict[str, str] = {}
     for name in weights:
-
-        def body(out: BinaryIO, name: str = name) -> None:
-            made.write(name, out, data_of)
-            digests[name] = digest_without(out)
-
-        write(name, body)
-    config, index = made.config(sources[CONFIG], digests), made.index()
+        write(name, lambda out, name=name: made.write(name, out, data_of))  # type: ignore[misc]
+    config, index = made.config(sources[CONFIG]), made.index()
     write(CONFIG, lambda out: _put(out, config))
     if INDEX in sources:
         write(INDEX, lambda out: _put(out, index))

@@ -27,7 +27,7 @@ from ..loader.latent_heads import shapes as latent_parts
 from ..loader.names import from_hf_name
 from ..loader.row_parts import parts as row_parts
 from ..loader.safetensors_file import SIZES, StoredTensor, read_header
-from ..loader.sealed import CONFIG_KEY
+from ..loader.sealed import EMPTY, KEY, SHARD, seal
 from ..quant.schemes import NVFP4_GROUP
 from ..quantise.coded import Coding, stored_as
 from ..quantise.folding import ROWS, Factors, activation_error, divided
@@ -214,6 +214,7 @@ class Folder:
             new = self._by_name.get(name)
             for part in [self._vector(name, one)] if new is None else data_of(new):
                 out.write(np.ascontiguousarray(part).data)
+        seal(out, SHARD)
 
     def index(self) -> bytes:
         """Write the document that maps tensors to files."""
@@ -224,10 +225,9 @@ class Folder:
             }
         )
 
-    def config(self, path: Path, digests: Mapping[str, str]) -> bytes:
-        """Write `config.json` with the format of the weights and the digests of the shards. Raises
-        `ModelFileError`."""
-        return config_of(read_json(path), self.coding, digests)
+    def config(self, path: Path) -> bytes:
+        """Write `config.json` with the format of the weights. Raises `ModelFileError`."""
+        return config_of(read_json(path), self.coding)
 
     def _vector(self, name: str, one: StoredTensor) -> npt.NDArray[Any]:
         """Return an unchanged tensor, divided by its factors if it has some."""
@@ -250,8 +250,8 @@ Part = tuple[str, str, list[int]]
 
 
 def write_header(out: BinaryIO, parts: Iterable[Part]) -> None:
-    """Write the header of a shard, whose arrays follow in this order."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    """Write the header of a shard, whose arrays follow in this order, with room for its digest."""
+    header: dict[str, Any] = {"__metadata__": {KEY: EMPTY, "format": "pt"}}
     at = 0
     for name, dtype, shape in parts:
         size = math.prod(shape) * SIZES[dtype]
@@ -271,11 +271,8 @@ def index_of(shards: Mapping[str, Sequence[Part]]) -> bytes:
     return as_json({"metadata": {"total_size": total}, "weight_map": names})
 
 
-def config_of(
-    config: Mapping[str, Any], coding: Coding | None, digests: Mapping[str, str]
-) -> bytes:
-    """Return a `config.json` with the digests of the shards and the format of the linear layers
-    (`coding`; None: dense)."""
+def config_of(config: Mapping[str, Any], coding: Coding | None) -> bytes:
+    """Return a `config.json` with the format of the linear layers (`coding`; None: dense)."""
     kept = {key: value for key, value in config.items() if key != "quantization_config"}
     if coding is not None:
         kept["quantization_config"] = {
@@ -285,7 +282,7 @@ def config_of(
             "ignore": IGNORED,
             "config_groups": {"group_0": coding.config()},
         }
-    return as_json({**kept, CONFIG_KEY: dict(digests)})
+    return as_json(kept)
 
 
 def common_group(widths: set[int], wished: int) -> int:
@@ -299,14 +296,16 @@ def common_group(widths: set[int], wished: int) -> int:
 
 
 def _canonical(name: str, one: StoredTensor, arch: ModelArch | None) -> tuple[str, ...]:
-    """Return the canonical names of a tensor's matrices; the file's name without a model."""
+    """Return the canonical names of a tensor's matrices that read its columns; the file's name
+    without a model."""
     if arch is None:
         return (name,)  # An importance matrix has the file's names.
     canonical = from_hf_name(name, arch)
     if canonical is None:
         return ()
-    parts = latent_parts(canonical, one.shape, arch) or row_parts(canonical, one.shape, arch)
-    return tuple(parts) or (canonical,)
+    if latent := latent_parts(canonical, one.shape, arch):
+        return tuple(latent)[1::2]  # Those of values; those of keys are transposed.
+    return tuple(row_parts(canonical, one.shape, arch)) or (canonical,)
 
 
 def is_linear(name: str) -> bool:

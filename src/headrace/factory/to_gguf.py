@@ -208,7 +208,7 @@ class FileTensor(NamedTuple):
 def write_tensors(
     out: BinaryIO, entries: bytes, count: int, align: int, tensors: Sequence[FileTensor]
 ) -> None:
-    """Write a file of `count` metadata entries, one of them the digest, and tensors."""
+    """Write a file of `count` metadata entries and tensors, sealed if one is the digest's."""
     head, at = bytearray(MAGIC + struct.pack("<IQQ", 3, len(tensors), count) + entries), 0
     for one in tensors:
         name = one.name.encode()
@@ -221,7 +221,8 @@ def write_tensors(
         wrote = sum(out.write(np.ascontiguousarray(part).data) for part in one.data())
         assert wrote == one.nbytes, one.name
         out.write(bytes(_up(wrote, align) - wrote))
-    sealed.seal(out, HEAD + entries.find(sealed.ENTRY) + len(sealed.ENTRY))
+    if (place := entries.find(sealed.ENTRY)) >= 0:
+        sealed.seal(out, HEAD + place + len(sealed.ENTRY))
 
 
 def _costly(info: TensorInfo, layers: int) -> bool:

@@ -42,11 +42,11 @@ def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFil
     if not (folder / "config.json").is_file():
         raise ModelFileError(f"{folder}: no config.json in it, so it is not a model folder")
     config = read_json(folder / "config.json")
-    check_shards(folder, config)
     arch = from_hf(config)
     scheme_of(config)  # raises here if it cannot be loaded
     shards = find_shards(folder)
     arch, decisions = hold(arch, shards)
+    check_shards(shards)
     if arch.ranker is not None:
         made = ModelFiles(name, "safetensors", folder, shards, arch, NO_TEXT, None)
         return replace(made, licence=licence or licence_of(folder), decisions=decisions)

@@ -1,8 +1,8 @@
 """Digests that a quantised model carries: its bytes are checked once, when it is first opened.
 
-A GGUF has under `KEY` in its metadata the SHA-256 of its file with 64 zeros in the digest's place.
-A folder has those of its shards in `config.json`. A file whose digest was right is trusted as long
-as its size and time of change stay.
+A GGUF has under `KEY` in its metadata the SHA-256 of its file with 64 zeros in the digest's place,
+a shard of safetensors likewise, at the beginning of its header: what others write anew from it has
+none. A file whose digest was right is trusted as long as its size and time of change stay.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,21 +20,24 @@ from ..base.errors import Untrusted
 from .cache import Record
 
 KEY = "headrace.sha256"
-CONFIG_KEY = "headrace_sha256"
 EMPTY = "0" * 64
 _PIECE = 1 << 20
 
 
 ENTRY = struct.pack("<Q", len(KEY)) + KEY.encode() + struct.pack("<IQ", 8, len(EMPTY))
 """Beginning of the digest's entry in a GGUF's metadata: its key, its type, its length."""
+HEADER = f'{{"__metadata__": {{"{KEY}": "'.encode()
+"""Beginning of a shard's header, before the digest."""
+SHARD = 8 + len(HEADER)
+"""Place of the digest in a shard."""
 
 
-def digest_without(file: BinaryIO, at: int | None = None) -> str:
-    """Return the SHA-256 of a file with 64 zeros at `at`; None: of the unchanged file."""
+def digest_without(file: BinaryIO, at: int) -> str:
+    """Return the SHA-256 of a file with 64 zeros at `at`."""
     digest, place = hashlib.sha256(), 0
     file.seek(0)
     while piece := file.read(_PIECE):
-        if at is not None and place < at + len(EMPTY) and at < place + len(piece):
+        if place < at + len(EMPTY) and at < place + len(piece):
             changed = bytearray(piece)
             first, last = max(at, place), min(at + len(EMPTY), place + len(piece))
             changed[first - place : last - place] = b"0" * (last - first)
@@ -52,7 +55,7 @@ def seal(file: BinaryIO, at: int) -> None:
     file.seek(0, 2)
 
 
-def check(path: Path, digest: Any, at: int | None = None) -> None:
+def check(path: Path, digest: Any, at: int) -> None:
     """Compare a file with the digest that its model has. Raises `Untrusted`."""
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         raise Untrusted(f"{path.name}: {KEY} must be 64 hexadecimal digits, not {digest!r:.80}")
@@ -66,7 +69,7 @@ def check(path: Path, digest: Any, at: int | None = None) -> None:
         raise Untrusted(
             f"{path.name} has other bytes than when it was quantised: SHA-256 {found[:12]}…, "
             f"{digest[:12]}… is written in it; make or fetch it again, or take {KEY} out of it if "
-            "the change is yours"
+            f"the change is yours (gguf-new-metadata --remove-metadata {KEY} OLD NEW)"
         )
     with suppress(OSError):  # A cache that cannot be written costs hashing at every start.
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,16 +78,10 @@ def check(path: Path, digest: Any, at: int | None = None) -> None:
     record.add(name, digest)
 
 
-def check_shards(folder: Path, config: Mapping[str, Any]) -> None:
-    """Compare the shards of a folder with the digests in its configuration, if it has some. Raises
-    `Untrusted`."""
-    digests = config.get(CONFIG_KEY)
-    if digests is None:
-        return
-    if not isinstance(digests, Mapping):
-        raise Untrusted(f"config.json: {CONFIG_KEY} must be an object, not {digests!r:.80}")
-    for name, digest in digests.items():
-        path = folder / name
-        if Path(name).is_absolute() or ".." in Path(name).parts or not path.is_file():
-            raise Untrusted(f"config.json: {CONFIG_KEY} names {name!r:.80}, which is missing")
-        check(path, digest)
+def check_shards(paths: Iterable[Path]) -> None:
+    """Compare shards with the digests that they have. Raises `Untrusted`."""
+    for path in paths:
+        with path.open("rb") as file:
+            head = file.read(SHARD + len(EMPTY))
+        if head[8:SHARD] == HEADER:
+            check(path, head[SHARD:].decode(errors="replace"), SHARD)

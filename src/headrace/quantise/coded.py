@@ -162,7 +162,7 @@ class Coding:
         if self.strategy == "tensor":
             scale = np.full_like(scale, top)
         stored, scale = stored_as(scale, dtype)
-        size = width // len(scale)
+        size = FP8_BLOCK if self.strategy == "block" else width // len(scale)
         nearest = fp8 if self.kind == "float" else integers(-128, 127)
         zero: Floats | None = None
         found = {"weight_scale": np.ascontiguousarray(stored.T)}

@@ -42,11 +42,12 @@ class Grid:
     them that the file can store; None: scales stay as they were fitted."""
 
     def values(self, codes: Floats) -> Floats:
-        """Return the weights [rows, in] of codes [rows, in]."""
-        scale = np.repeat(self.scale, self.size, 0).T
+        """Return the weights [rows, in] of codes [rows, in]; the last group may be narrower."""
+        width = codes.shape[1]
+        scale = np.repeat(self.scale, self.size, 0)[:width].T
         if self.offset is None:
             return codes * scale
-        return codes * scale + np.repeat(self.offset, self.size, 0).T
+        return codes * scale + np.repeat(self.offset, self.size, 0)[:width].T
 
     def round(self, w: Floats) -> Floats:
         """Return the nearest codes [rows, in] of weights [rows, in]."""
