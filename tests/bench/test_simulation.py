@@ -467,7 +467,8 @@ def test_command() -> None:
         ],
     )
     assert done.exit_code == 0, done.output
-    assert "steps of 2 engines" in done.output
+    assert "2 × H200" in done.output
+    assert "engines at work" in done.output
     assert "ramp and drain" in done.output
     assert "the SLO ttft:p99<5s was met" in done.output
 

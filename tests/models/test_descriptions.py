@@ -89,7 +89,7 @@ SHAPES: dict[str, dict[str, Any]] = {
                 4,
                 NoiseSolver("ddim"),
                 Decoder(3, (16, 8), 2, 4, True, True, 1.0, 0.0),
-                CausalEncoder(90, 24, 2, 40, 2, 1e-5, "quick_gelu", 30, 86),
+                clip=CausalEncoder(90, 24, 2, 40, 2, 1e-5, "quick_gelu", 30, 86),
                 unet=Unet(
                     (UnetLevel(16, 1, 1, 2), UnetLevel(32, 1, 0, 2)),
                     (UnetLevel(32, 2, 0, 2), UnetLevel(16, 2, 1, 2)),

@@ -191,12 +191,17 @@ class Denoiser(NamedTuple):
     solver: NoiseSolver
     decoder: Decoder | None = None
     """None: latents are the pictures."""
-    reads: TextEncoder | CausalEncoder | None = None
-    """None: it is conditioned on classes."""
+    t5: TextEncoder | None = None
     stretch: float = 1.0
     """Factor between the places of patches, and what its table of positions was trained for."""
     unet: Unet | None = None
     """None: it is a transformer."""
+    clip: CausalEncoder | None = None
+
+    @property
+    def reads(self) -> TextEncoder | CausalEncoder | None:
+        """Encoder of its texts; None: it is conditioned on classes."""
+        return self.t5 or self.clip
 
     @property
     def features(self) -> int:

@@ -166,8 +166,8 @@ def _denoiser(config: Config) -> Denoiser:
         channels, size, 1, 0, outputs,
         read_solver({**(fields.mapping("scheduler") or {}), **SCHEDULED}),
         None if vae is None else read_decoder(vae, channels),
-        reads,
         unet=_levels(fields),
+        clip=reads,
     )  # fmt: skip
 
 
