@@ -67,6 +67,7 @@ def gptq(asked, model, windows):
     from datasets import Dataset
     from llmcompressor import oneshot
     from llmcompressor.modifiers.quantization import GPTQModifier
+    from transformers import AutoTokenizer
 
     rows = {"input_ids": windows, "attention_mask": [[1] * len(w) for w in windows]}
     scheme = preset_name_to_scheme(asked.scheme, ["Linear"])
@@ -79,6 +80,7 @@ def gptq(asked, model, windows):
         shuffle_calibration_samples=False,
     )  # fmt: skip
     model.save_pretrained(asked.out, save_compressed=True)
+    AutoTokenizer.from_pretrained(asked.model).save_pretrained(asked.out)
 
 
 def autoround(asked, model, windows):

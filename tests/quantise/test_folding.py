@@ -58,8 +58,13 @@ def test_rounding_of_activations_against_float64() -> None:
     x = statistic.some.astype(np.float64)
     step = np.abs(x).max(1, keepdims=True) / 127
     off = (np.rint(x / step) * step - x) @ w.astype(np.float64).T
-    exact = (off**2).sum() * statistic.count / len(x)
-    assert activation_error(w, statistic) == pytest.approx(exact, rel=1e-3)
+    outputs = x @ w.astype(np.float64).T
+    shares = (off**2).sum(1) / (outputs**2).sum(1)
+    power = np.einsum("oi,ij,oj->", w, statistic.gram.astype(np.float64), w)
+    assert activation_error(w, statistic) == pytest.approx(shares.mean() * power, rel=1e-3)
+    # A huge token says no more than any other.
+    statistic.some[0] *= 1000
+    assert activation_error(w, statistic) == pytest.approx(shares.mean() * power, rel=1e-3)
 
 
 def test_the_divided_statistic_is_that_of_divided_inputs() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.graph import Graph, NormSpec, WeightRef
-from .solve import Floats
+from .solve import Floats, loss
 from .statistic import Statistic
 from .work import WorkFolder
 
@@ -122,12 +122,15 @@ def divided(statistic: Statistic, factors: Floats) -> Statistic:
 
 def activation_error(w: Floats, statistic: Statistic) -> float:
     """Return the squared error on the text of products with w [rows, in] whose inputs are rounded
-    to eight bits by token."""
+    to eight bits by token, relative to each token's outputs: a token of huge activations, such as
+    a text's first, counts as one token."""
     x = statistic.some
     step = np.abs(x).max(1, keepdims=True) / np.float32(127)
     inverse = np.divide(1, step, out=np.zeros_like(step), where=step > 0)
-    off = (np.rint(x * inverse) * step - x) @ w.T
-    return float(np.square(off).sum(dtype=np.float64)) * statistic.count / max(1, len(x))
+    off = np.square((np.rint(x * inverse) * step - x) @ w.T).sum(1, dtype=np.float64)
+    power = np.square(x @ w.T).sum(1, dtype=np.float64)
+    share = np.divide(off, power, out=np.zeros_like(off), where=power > 0)
+    return float(share.sum()) / max(1, len(x)) * loss(w, statistic.gram)
 
 
 @dataclass(slots=True)
