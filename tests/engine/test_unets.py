@@ -163,7 +163,7 @@ def test_other_shapes(
 
 
 @pytest.mark.slow
-def test_eight_bits_and_half_precision(tmp_path: Path, latents: list[np.ndarray]) -> None:
+def test_eight_bits(tmp_path: Path, latents: list[np.ndarray]) -> None:
     """Widths of whole units, so that products have int8 codes; weights are stored in fp16."""
     config = {"block_out_channels": [32, 64], "cross_attention_dim": 32}
     clip = {"hidden_size": 32, "intermediate_size": 64}
