@@ -16,7 +16,7 @@ from rich.table import Table
 from ..base.config import EngineOptions
 from ..base.errors import OptionError
 from ..base.modelfiles import ModelFiles
-from ..base.several import ModelChoice
+from ..base.several import WORD, ModelChoice
 from ..engine.simulator.sim_models import Course, Load, ModelsAtOnce
 from ..loader.progress import ProgressLine
 from .explain import open_choice
@@ -92,9 +92,8 @@ def _figures(course: Course, streams: bool) -> dict[str, float]:
 
 def _read(text: str, place: int, input: int, output: int) -> Played:
     """Open a model of `--beside`. Raises `HeadraceError`."""
-    name, colon, given = text.rpartition(":")
-    if not colon or "=" not in given:
-        name, given = text, ""
+    found = WORD.fullmatch(text)
+    name, given = (text, "") if found is None else (found["model"], found["own"])
     asked = {"input": 0.0, "output": 0.0, "at_once": 0.0, "share": 1.0}
     for part in given.split(",") if given else []:
         key, _, number = part.partition("=")

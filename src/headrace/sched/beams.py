@@ -1,4 +1,4 @@
-"""BeamWork search over the paths of a catalogue: one answer that several pieces of work make.
+"""Beam search over the paths of a catalogue: one answer that several pieces of work make.
 
 A beam is work like a prompt: all its units are known, they are the request's prompt and a path. So
 a level is a set of prompts with a common prefix, which the prefix index shares; a beam computes its

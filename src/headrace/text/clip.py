@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.base.errors import ModelFileError
-
+from ..base.errors import ModelFileError
 from ..base.foreign import Undecodable, json_reader
 from .json_bpe import read, read_settings
 

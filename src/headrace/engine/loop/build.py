@@ -41,7 +41,6 @@ from .adapters import AdapterSlots
 from .calibration import calibrate_quickly, needs_calibration
 from .context import ContextCache, has_tiers, open_context_cache
 from .core import EngineCore
-from .draft_model import tokenizer_of
 from .encodings import encodings_of
 from .executor import Executor, InlineExecutor
 from .gpu_start import alone_on
@@ -59,6 +58,7 @@ from .start import (
     weight_bytes_on_disk,
     worker_settings,
 )
+from .tokenizers import tokenizer_of
 
 if TYPE_CHECKING:
     from .lending import Lender

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...base.config import Decision, EngineOptions
 from ...base.errors import DoesNotFit, HeadraceError, OptionError, UnsupportedModel
@@ -15,9 +14,7 @@ from ...loader import open_model
 from ...loader.heads import HeadFiles, open_head
 from ...models.heads import describe_head
 from ...models.registry import describe
-
-if TYPE_CHECKING:
-    from ...text import Tokenizer
+from .tokenizers import tokenizer_of
 
 SLOTS = 8
 """Sequences that it drafts for at the same time. With more of them only almost certain drafts pay
@@ -116,15 +113,6 @@ def _verify_model(files: ModelFiles, target: ModelFiles) -> None:
             param="draft_model",
         )
     _verify_vocabulary(files, target)
-
-
-def tokenizer_of(files: ModelFiles) -> Tokenizer:
-    """Open the tokenizer of a model, also for files that came over the wire without it (see
-    `messages.WireFiles`)."""
-    from ...text import load_tokenizer  # Local: most engine processes, which start here, have none.
-
-    source = files.tokenizer or open_model(str(files.path), offline=True).tokenizer
-    return load_tokenizer(source, files.arch.vocab_size)
 
 
 def _verify_vocabulary(files: ModelFiles, target: ModelFiles) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from ...base.modelfiles import ModelFiles
 from ...base.request import Request
 from ...sched.work import Work
-from .draft_model import tokenizer_of
+from .tokenizers import tokenizer_of
 
 
 def tokenizer_for_grammars(files: ModelFiles) -> Callable[[], Any] | None:

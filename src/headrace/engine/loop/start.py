@@ -33,11 +33,12 @@ from ...roofline.memory import HOST_POOL_SHARE, USABLE, MemoryPlan, plan_memory
 from ...speculate import names_of
 from ..ranks.ranks import rank_groups, shared_by
 from .context import context_cache, remote_store
-from .draft_model import DraftPlan, plan_draft, tokenizer_of
+from .draft_model import DraftPlan, plan_draft
 from .encoder import EncoderPlan, decoding_bytes, plan_encoder
 from .real import kernel_decisions
 from .split import split_role
 from .spoken_plan import CodecPlan, plan_codec
+from .tokenizers import tokenizer_of
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 """Budget of a step: large enough for full speed of the matrix products on the device, and small
